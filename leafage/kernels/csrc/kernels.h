@@ -1,0 +1,144 @@
+// The ops, as one table of functions per instruction set. Every function is called by all members of the team
+// with the same arguments and splits the work itself; the program puts a barrier after each op. The result of
+// a row never depends on other rows, on the number of threads or on who took which task.
+#pragma once
+#include "common.h"
+#include "team.h"
+
+namespace leafage {
+
+struct PackedWeight;  // weights.h
+
+// out[r, column + j] (+)= sum_k x[r, k] * w[j, k] (+ bias), for several weights side by side.
+struct LinearArgs {
+    const float* x;
+    int ldx;
+    int rows;
+    int num_weights;
+    const PackedWeight* const* weights;  // same number of columns (k) each
+    float* out;
+    int ldo;
+    const float* bias;  // over all outputs, or null
+    bool accumulate;
+    uint8_t* shared;  // linear_shared_bytes(args of the largest call) bytes, 64-byte aligned, shared by the team
+};
+
+struct EmbedArgs {
+    const PackedWeight* table;
+    const int32_t* token_ids;
+    int rows;
+    float* out;
+    int ldo;
+    float scale;
+};
+
+// One layer of the paged cache. A block holds block_size tokens; layout: attention.h.
+struct KVLayer {
+    uint8_t* base;
+    size_t block_bytes;
+    int block_size;
+    int num_kv_heads;
+    int head_dim;
+};
+
+struct KVWriteArgs {
+    KVLayer kv;
+    const float* x;
+    int ldx;
+    int rows;
+    int k_column, v_column;
+    const int32_t* slots;  // per row: block * block_size + offset; -1 writes nothing
+};
+
+// One sequence's rows of this step: positions start .. start + num_rows - 1, rows row .. row + num_rows - 1.
+struct AttentionItem {
+    int32_t row, num_rows, start;
+    const int32_t* table;  // block table, long enough for all positions
+};
+
+struct AttentionArgs {
+    KVLayer kv;
+    const float* q;  // points at the first query column
+    int ldq;
+    float* out;
+    int ldo;
+    int num_heads;
+    float scale;
+    float softcap;  // 0: none
+    int window;     // 0: none
+    int num_items;
+    const AttentionItem* items;
+    uint8_t* shared;  // attention_shared_bytes bytes, 64-byte aligned, shared by the team
+    size_t shared_bytes;
+};
+
+struct NormArgs {
+    const float* x;
+    int ldx;
+    float* out;
+    int ldo;
+    int rows, width;
+    const float* weight;
+    float eps;
+    int num_heads;  // 1 for a whole row; else slices of `width` columns each
+};
+
+struct RopeArgs {
+    float* x;  // points at the first column
+    int ldx;
+    int rows, num_heads, head_dim, rotary_dim;
+    bool interleaved;
+    const int32_t* positions;
+    const float* table;  // [position][rotary_dim]: rotary_dim/2 cos, then rotary_dim/2 sin
+};
+
+enum class Activation { kSilu, kGeluTanh };
+
+struct ActMulArgs {
+    const float* x;
+    int ldx;
+    float* out;
+    int ldo;
+    int rows, width;  // width of out
+    Activation activation;
+};
+
+struct AddArgs {
+    float* x;
+    const float* y;
+    int rows, width;
+};
+
+struct SoftcapArgs {
+    float* x;
+    int rows, width;
+    float cap;
+};
+
+struct Kernels {
+    const char* name;
+    void (*linear)(const LinearArgs&, Worker&);
+    void (*embed)(const EmbedArgs&, Worker&);
+    void (*kv_write)(const KVWriteArgs&, Worker&);
+    void (*attention)(const AttentionArgs&, Worker&);
+    void (*rms_norm)(const NormArgs&, Worker&);
+    void (*rope)(const RopeArgs&, Worker&);
+    void (*act_mul)(const ActMulArgs&, Worker&);
+    void (*add)(const AddArgs&, Worker&);
+    void (*softcap)(const SoftcapArgs&, Worker&);
+};
+
+// Null when the variant was not built.
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx2();
+const Kernels* kernels_plain();
+
+// The table chosen at import (or by set_variant); CPU features decide.
+const Kernels& kernels();
+
+// Sizes of the shared scratch the ops ask for.
+size_t linear_shared_bytes(int rows, int max_k);
+size_t attention_shared_bytes(int max_rows, int num_heads, int head_dim);
+size_t worker_scratch_bytes();
+
+}  // namespace leafage
