@@ -1,0 +1,49 @@
+"""Fixtures that every test folder shares: real model files and hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# 'ci' finds the same examples every time; a machine that is busy compiling must not fail a property test.
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=_QUIET)
+settings.register_profile("soak", max_examples=2000, deadline=None, suppress_health_check=_QUIET)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def real_model(alias: str, file_name: str) -> Path:
+    """The file of a pulled model, else the one in LEAFAGE_TEST_MODELS; else skip.
+
+    With LEAFAGE_REQUIRE_MODELS=1 (CI) a missing model is a failure: a skipped test proves nothing.
+    """
+    try:
+        from leafage import store
+    except ImportError:
+        pulled = None
+    else:
+        pulled = store.installed(alias)
+    if pulled is not None:
+        return pulled
+    folder = os.environ.get("LEAFAGE_TEST_MODELS")
+    if folder and (path := Path(folder) / file_name).is_file():
+        return path
+    why = f"{alias} is not installed: run `leafage pull {alias}` or set LEAFAGE_TEST_MODELS"
+    if os.environ.get("LEAFAGE_REQUIRE_MODELS") == "1":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1, the default model."""
+    return real_model("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, Q4_K_M, a base model."""
+    return real_model("gemma3-270m", "gemma3-270m-Q4_K_M.gguf")
