@@ -9,6 +9,7 @@ void bind_cpu(nb::module_& m);
 void bind_weights(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_program(nb::module_& m);
+void bind_floors(nb::module_& m);
 }  // namespace leafage
 
 NB_MODULE(_native, m) {
@@ -16,4 +17,5 @@ NB_MODULE(_native, m) {
     leafage::bind_weights(m);
     leafage::bind_attention(m);
     leafage::bind_program(m);
+    leafage::bind_floors(m);
 }
