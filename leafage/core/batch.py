@@ -48,6 +48,8 @@ class Item:
         params: the request's sampling parameters.
         history: all tokens of the sequence so far (prompt and output). Read only.
         num_prompt_tokens: how many of `history` are prompt.
+        banned_token_ids: ids that must not be drawn in this step: the request's end-of-generation and stop
+            ids while it has fewer than `min_tokens` output tokens, else empty.
     """
 
     seq_id: int
@@ -62,6 +64,7 @@ class Item:
     params: SamplingParams
     history: list[int]
     num_prompt_tokens: int
+    banned_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)

@@ -31,6 +31,8 @@ class SamplingParams:
         ignore_eos: end-of-generation ids do not end the output.
         logit_bias: token id -> value added to its logit, in [-100, 100].
         bad_words: strings that must not be produced.
+        bad_words_token_ids: the same as token-id sequences; the engine adds those of `bad_words`. The last
+            id of a sequence is not drawn where the ids before it end the output so far.
         logprobs: report this many alternatives per output token; None reports none.
         prompt_logprobs: the same for prompt tokens.
         skip_special_tokens: leave special tokens out of the text.
@@ -56,6 +58,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_words: Sequence[str] = ()
+    bad_words_token_ids: Sequence[Sequence[int]] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
@@ -91,6 +94,11 @@ class SamplingParams:
         for text in self.bad_words:
             if not isinstance(text, str) or not text:
                 raise InvalidParameterError("bad_words must hold non-empty strings", value=repr(text))
+        for sequence in self.bad_words_token_ids:
+            if not sequence:
+                raise InvalidParameterError("bad_words_token_ids must hold non-empty sequences", value="[]")
+            for token_id in sequence:
+                _check_int("bad_words_token_ids", token_id, 0, None)
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
         for token_id, bias in self.logit_bias.items():
