@@ -1,1 +1,1 @@
-
+"""The real executor: batches in, sampled tokens out."""

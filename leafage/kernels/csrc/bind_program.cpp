@@ -1,0 +1,142 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "program.h"
+#include "weights.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace leafage {
+
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+StepView view(const Ints& token_ids, const Ints& positions, const Ints& slots, const Ints& item_rows,
+              const Ints& item_num_rows, const Ints& item_starts, const Ints& table_offsets, const Ints& tables,
+              const Ints& logit_rows) {
+    return {int(token_ids.shape(0)), int(item_rows.shape(0)), int(logit_rows.shape(0)), token_ids.data(),
+            positions.data(), slots.data(), item_rows.data(), item_num_rows.data(), item_starts.data(),
+            table_offsets.data(), tables.data(), logit_rows.data()};
+}
+
+Op unary(OpKind kind, int in, int out) {
+    Op op;
+    op.kind = kind;
+    op.in = in;
+    op.out = out;
+    return op;
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+    nb::class_<KVCache>(m, "KVCache")
+        .def(nb::init<int, int, int, int, int>(), "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a,
+             "head_dim"_a)
+        .def_prop_ro("num_bytes", &KVCache::num_bytes)
+        .def_ro("num_layers", &KVCache::num_layers_)
+        .def_ro("num_blocks", &KVCache::num_blocks_)
+        .def_ro("block_size", &KVCache::block_size_)
+        .def_ro("block_bytes", &KVCache::block_bytes_)
+        .def("array", [](KVCache& self) {
+            return nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>>(
+                self.base(), {size_t(self.num_layers_), size_t(self.num_blocks_), self.block_bytes_}, nb::find(self));
+        }, "The pool as uint8 [num_layers, num_blocks, block_bytes], for tests and transfers.");
+
+    nb::class_<Program>(m, "Program")
+        .def(nb::init<int, int, int, std::vector<std::pair<int, int>>, std::vector<int>, int, KVCache*>(),
+             "num_threads"_a, "max_rows"_a, "max_logit_rows"_a, "buffers"_a, "slot_widths"_a, "head_start"_a, "kv"_a,
+             nb::keep_alive<1, 8>())
+        .def("embed", [](Program& p, int out, const PackedWeight* table, float scale) {
+            Op op = unary(OpKind::kEmbed, -1, out);
+            op.weights = {table};
+            op.f0 = scale;
+            p.add(std::move(op));
+        }, nb::keep_alive<1, 3>())
+        .def("rms_norm", [](Program& p, int in, int out, std::vector<float> weight, float eps, int column, int num_heads) {
+            Op op = unary(OpKind::kRmsNorm, in, out);
+            op.head_dim = int(weight.size());
+            op.vec = std::move(weight);
+            op.f0 = eps;
+            op.column = column;
+            op.num_heads = num_heads;
+            p.add(std::move(op));
+        })
+        .def("linear", [](Program& p, int in, int out, std::vector<const PackedWeight*> weights,
+                          std::vector<float> bias, bool accumulate) {
+            Op op = unary(OpKind::kLinear, in, out);
+            op.weights = std::move(weights);
+            op.vec = std::move(bias);
+            op.flag = accumulate;
+            p.add(std::move(op));
+        }, "The caller keeps the weights alive as long as the program.")
+        .def("add", [](Program& p, int x, int y) {
+            Op op = unary(OpKind::kAdd, x, x);
+            op.in2 = y;
+            p.add(std::move(op));
+        })
+        .def("add_rope_table", &Program::add_rope)
+        .def("rope", [](Program& p, int x, int rope, int column, int num_heads, int head_dim) {
+            Op op = unary(OpKind::kRope, x, x);
+            op.rope = rope;
+            op.column = column;
+            op.num_heads = num_heads;
+            op.head_dim = head_dim;
+            p.add(std::move(op));
+        })
+        .def("kv_write", [](Program& p, int in, int layer, int k_column, int v_column) {
+            Op op = unary(OpKind::kKVWrite, in, -1);
+            op.layer = layer;
+            op.column = k_column;
+            op.column2 = v_column;
+            p.add(std::move(op));
+        })
+        .def("attention", [](Program& p, int in, int out, int layer, int num_heads, float scale, int q_column,
+                             int window, float softcap) {
+            Op op = unary(OpKind::kAttention, in, out);
+            op.layer = layer;
+            op.num_heads = num_heads;
+            op.f0 = scale;
+            op.f1 = softcap;
+            op.column = q_column;
+            op.window = window;
+            p.add(std::move(op));
+        })
+        .def("act_mul", [](Program& p, int in, int out, const std::string& activation) {
+            Op op = unary(OpKind::kActMul, in, out);
+            op.activation = activation == "silu" ? Activation::kSilu : Activation::kGeluTanh;
+            p.add(std::move(op));
+        })
+        .def("select_logit_rows", [](Program& p, int in, int out) { p.add(unary(OpKind::kSelectLogitRows, in, out)); })
+        .def("softcap", [](Program& p, int x, float cap) {
+            Op op = unary(OpKind::kSoftcap, x, x);
+            op.f0 = cap;
+            p.add(std::move(op));
+        })
+        .def("finish", &Program::finish, "max_k"_a, "max_heads"_a, "head_dim"_a)
+        .def("run", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i) {
+            StepView step = view(a, b, c, d, e, f, g, h, i);
+            nb::gil_scoped_release release;
+            p.run(step);
+        })
+        .def("run_head", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i, int first) {
+            StepView step = view(a, b, c, d, e, f, g, h, i);
+            nb::gil_scoped_release release;
+            p.run_head(step, first);
+        })
+        .def("logits", [](Program& p) {
+            return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+                const_cast<float*>(p.logits()), {size_t(p.max_logit_rows()), size_t(p.logits_width())}, nb::find(p));
+        }, "float32 [max_logit_rows, vocab]; overwritten by the next run.")
+        .def_prop_ro("num_bytes", &Program::num_bytes)
+        .def_prop_ro("num_threads", &Program::num_threads)
+        .def_rw("profile", &Program::profile)
+        .def_ro("op_seconds", &Program::op_seconds);
+}
+
+}  // namespace leafage

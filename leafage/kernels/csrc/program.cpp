@@ -1,0 +1,165 @@
+#include "program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+
+namespace leafage {
+
+namespace {
+
+constexpr size_t kHugePage = size_t(2) << 20;
+
+uint8_t* aligned_bytes(size_t bytes) {
+    void* p = nullptr;
+    size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+    if (posix_memalign(&p, alignment, size_t(round_up(int64_t(bytes), 64)) + 64) != 0) throw std::bad_alloc();
+    if (alignment == kHugePage) madvise(p, bytes, MADV_HUGEPAGE);
+    return static_cast<uint8_t*>(p);
+}
+
+}  // namespace
+
+KVCache::KVCache(int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim)
+    : num_layers_(num_layers),
+      num_blocks_(num_blocks),
+      block_size_(block_size),
+      num_kv_heads_(num_kv_heads),
+      head_dim_(head_dim),
+      block_bytes_(size_t(2) * size_t(num_kv_heads) * size_t(head_dim) * size_t(block_size) * 2),
+      layer_bytes_(block_bytes_ * size_t(num_blocks)) {
+    void* p = mmap(nullptr, num_bytes() + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    base_ = static_cast<uint8_t*>(p);
+    madvise(p, num_bytes() + kHugePage, MADV_HUGEPAGE);
+}
+
+KVCache::~KVCache() { munmap(base_, num_bytes() + kHugePage); }
+
+KVLayer KVCache::layer(int index) const {
+    return {base_ + layer_bytes_ * size_t(index), block_bytes_, block_size_, num_kv_heads_, head_dim_};
+}
+
+void Program::FreeDeleter::operator()(void* p) const { std::free(p); }
+
+Program::Program(int num_threads, int max_rows, int max_logit_rows, std::vector<std::pair<int, int>> buffers,
+                 std::vector<int> slot_widths, int head_start, KVCache* kv)
+    : team_(num_threads, worker_scratch_bytes()),
+      max_rows_(max_rows),
+      max_logit_rows_(max_logit_rows),
+      head_start_(head_start),
+      kv_(kv) {
+    // A negative width marks a slot of the output head, which has max_logit_rows rows.
+    std::vector<size_t> offsets;
+    size_t total = 0;
+    for (int width : slot_widths) {
+        offsets.push_back(total);
+        size_t rows = size_t(width < 0 ? max_logit_rows : max_rows);
+        total += size_t(round_up(int64_t(rows * size_t(std::abs(width)) * sizeof(float)), 64));
+    }
+    arena_bytes_ = total;
+    arena_.reset(aligned_bytes(total));
+    for (auto [slot, width] : buffers)
+        buffers_.push_back({reinterpret_cast<float*>(arena_.get() + offsets[size_t(slot)]), width});
+}
+
+void Program::add_rope(std::vector<float> table, int rotary_dim, bool interleaved) {
+    rope_bytes_ += table.size() * sizeof(float);
+    ropes_.push_back({std::move(table), rotary_dim, interleaved});
+}
+
+void Program::finish(int max_k, int max_heads, int head_dim) {
+    shared_bytes_ = std::max(linear_shared_bytes(max_rows_, max_k), attention_shared_bytes(max_rows_, max_heads, head_dim));
+    shared_.reset(aligned_bytes(shared_bytes_));
+}
+
+const float* Program::logits() const { return buffers_.back().data; }
+
+void Program::prepare(const StepView& step) {
+    items_.resize(size_t(step.num_items));
+    for (int i = 0; i < step.num_items; ++i)
+        items_[size_t(i)] = {step.item_rows[i], step.item_num_rows[i], step.item_starts[i],
+                             step.tables + step.table_offsets[i]};
+}
+
+void Program::run(const StepView& step) {
+    prepare(step);
+    if (profile) op_seconds.assign(ops_.size(), 0.0);
+    int head_rows = std::min(step.num_logit_rows, max_logit_rows_);
+    team_.run([&](Worker& worker) {
+        execute(0, size_t(head_start_), step, 0, step.num_rows, worker);
+        if (head_rows > 0) execute(size_t(head_start_), ops_.size(), step, 0, head_rows, worker);
+    });
+}
+
+void Program::run_head(const StepView& step, int first) {
+    int rows = std::min(step.num_logit_rows - first, max_logit_rows_);
+    team_.run([&](Worker& worker) { execute(size_t(head_start_), ops_.size(), step, first, rows, worker); });
+}
+
+void Program::execute(size_t begin, size_t end, const StepView& step, int first, int rows, Worker& worker) {
+    using Clock = std::chrono::steady_clock;
+    for (size_t i = begin; i < end; ++i) {
+        auto start = profile && worker.index == 0 ? Clock::now() : Clock::time_point();
+        execute_op(ops_[i], step, first, rows, worker);
+        worker.barrier();
+        if (profile && worker.index == 0)
+            op_seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
+    }
+}
+
+void Program::execute_op(const Op& op, const StepView& step, int first, int rows, Worker& worker) {
+    const Kernels& k = kernels();
+    Buffer in = op.in >= 0 ? buffers_[size_t(op.in)] : Buffer{nullptr, 0};
+    Buffer out = op.out >= 0 ? buffers_[size_t(op.out)] : Buffer{nullptr, 0};
+    switch (op.kind) {
+        case OpKind::kEmbed:
+            k.embed({op.weights[0], step.token_ids, rows, out.data, out.width, op.f0}, worker);
+            break;
+        case OpKind::kRmsNorm:
+            k.rms_norm({in.data + op.column, in.width, out.data + op.column, out.width, rows, op.head_dim,
+                        op.vec.data(), op.f0, op.num_heads},
+                       worker);
+            break;
+        case OpKind::kLinear:
+            k.linear({in.data, in.width, rows, int(op.weights.size()), op.weights.data(), out.data, out.width,
+                      op.vec.empty() ? nullptr : op.vec.data(), op.flag, shared_.get()},
+                     worker);
+            break;
+        case OpKind::kAdd:
+            k.add({in.data, buffers_[size_t(op.in2)].data, rows, in.width}, worker);
+            break;
+        case OpKind::kRope: {
+            const RopeTable& rope = ropes_[size_t(op.rope)];
+            k.rope({in.data + op.column, in.width, rows, op.num_heads, op.head_dim, rope.rotary_dim, rope.interleaved,
+                    step.positions, rope.data.data()},
+                   worker);
+            break;
+        }
+        case OpKind::kKVWrite:
+            k.kv_write({kv_->layer(op.layer), in.data, in.width, rows, op.column, op.column2, step.slots}, worker);
+            break;
+        case OpKind::kAttention:
+            k.attention({kv_->layer(op.layer), in.data + op.column, in.width, out.data, out.width, op.num_heads, op.f0,
+                         op.f1, op.window, step.num_items, items_.data(), shared_.get(), shared_bytes_},
+                        worker);
+            break;
+        case OpKind::kActMul:
+            k.act_mul({in.data, in.width, out.data, out.width, rows, out.width, op.activation}, worker);
+            break;
+        case OpKind::kSelectLogitRows:
+            for (int r = worker.index; r < rows; r += worker.count)
+                std::memcpy(out.data + int64_t(r) * out.width,
+                            in.data + int64_t(step.logit_rows[first + r]) * in.width, sizeof(float) * size_t(in.width));
+            break;
+        case OpKind::kSoftcap:
+            k.softcap({in.data, rows, in.width, op.f0}, worker);
+            break;
+    }
+}
+
+}  // namespace leafage

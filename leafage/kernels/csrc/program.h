@@ -1,0 +1,97 @@
+// The forward pass of a model as a list of ops, and the paged KV cache it works on. A step is one call of run().
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+
+namespace leafage {
+
+// The K/V pool of all layers, zero-filled by the OS, in huge pages where it gives them.
+class KVCache {
+  public:
+    KVCache(int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim);
+    ~KVCache();
+    KVCache(const KVCache&) = delete;
+    KVCache& operator=(const KVCache&) = delete;
+
+    KVLayer layer(int index) const;
+    size_t num_bytes() const { return layer_bytes_ * size_t(num_layers_); }
+    uint8_t* base() const { return base_; }
+
+    const int num_layers_, num_blocks_, block_size_, num_kv_heads_, head_dim_;
+    const size_t block_bytes_, layer_bytes_;
+
+  private:
+    uint8_t* base_;
+};
+
+// Views of the arrays of kernels/step_inputs.py.
+struct StepView {
+    int num_rows, num_items, num_logit_rows;
+    const int32_t *token_ids, *positions, *slots;
+    const int32_t *item_rows, *item_num_rows, *item_starts, *table_offsets, *tables, *logit_rows;
+};
+
+enum class OpKind {
+    kEmbed, kRmsNorm, kLinear, kAdd, kRope, kKVWrite, kAttention, kActMul, kSelectLogitRows, kSoftcap,
+};
+
+struct Op {
+    OpKind kind;
+    int in = -1, in2 = -1, out = -1;  // buffers
+    std::vector<const PackedWeight*> weights;
+    std::vector<float> vec;
+    float f0 = 0, f1 = 0;
+    int layer = 0, column = 0, column2 = 0, num_heads = 0, head_dim = 0, window = 0;
+    int rope = -1;
+    bool flag = false;
+    Activation activation = Activation::kSilu;
+};
+
+class Program {
+  public:
+    // buffers: (slot, width) of each; slots: floats per row of each arena slot.
+    Program(int num_threads, int max_rows, int max_logit_rows, std::vector<std::pair<int, int>> buffers,
+            std::vector<int> slot_widths, int head_start, KVCache* kv);
+    void add(Op op) { ops_.push_back(std::move(op)); }
+    void add_rope(std::vector<float> table, int rotary_dim, bool interleaved);
+    // All ops added: allocate the shared scratch.
+    void finish(int max_k, int max_heads, int head_dim);
+
+    // The whole forward pass; logits of the first min(L, max_logit_rows) logit rows.
+    void run(const StepView& step);
+    // The output head again, for the logit rows from `first` on; the step's arrays must still be there.
+    void run_head(const StepView& step, int first);
+
+    const float* logits() const;
+    int max_rows() const { return max_rows_; }
+    int max_logit_rows() const { return max_logit_rows_; }
+    int logits_width() const { return buffers_.back().width; }
+    int num_threads() const { return team_.size(); }
+    Team& team() { return team_; }
+    size_t num_bytes() const { return arena_bytes_ + shared_bytes_ + rope_bytes_; }
+    // Seconds per op kind since the last call, thread 0; filled only while profiling is on.
+    bool profile = false;
+    std::vector<double> op_seconds;
+
+  private:
+    struct Buffer { float* data; int width; };
+    struct RopeTable { std::vector<float> data; int rotary_dim; bool interleaved; };
+    struct FreeDeleter { void operator()(void* p) const; };
+    void prepare(const StepView& step);
+    void execute(size_t begin, size_t end, const StepView& step, int first, int rows, Worker& worker);
+    void execute_op(const Op& op, const StepView& step, int first, int rows, Worker& worker);
+
+    Team team_;
+    int max_rows_, max_logit_rows_, head_start_;
+    KVCache* kv_;
+    std::vector<Buffer> buffers_;
+    std::vector<Op> ops_;
+    std::vector<RopeTable> ropes_;
+    std::vector<AttentionItem> items_;
+    std::unique_ptr<uint8_t, FreeDeleter> arena_, shared_;
+    size_t arena_bytes_ = 0, shared_bytes_ = 0, rope_bytes_ = 0;
+};
+
+}  // namespace leafage

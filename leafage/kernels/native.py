@@ -1,0 +1,233 @@
+"""The native executor of a Program: compiles the op list once, then runs a step in one call without the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from leafage.kernels import _native
+from leafage.kernels.program import Buffer, Kind, Op, Program, Rope
+from leafage.kernels.step_inputs import StepInputs
+
+MAX_LOGIT_ROWS = 64
+"""Rows of logits in memory at a time; a step that needs more runs its output head in slices."""
+
+
+class NativeProgram:
+    """A Program compiled for this CPU, with its paged bf16 KV cache.
+
+    Args:
+        program: the model's forward pass.
+        weights: packed weights by name; shapes as the program declares them.
+        num_blocks, block_size: size of the KV pool in blocks, and of a block in tokens.
+        max_rows: most tokens in one step.
+        max_position: positions 0 .. max_position - 1 may occur.
+        num_threads: threads of the parallel region.
+
+    Raises:
+        ValueError: a weight is missing or has another shape than the program declares.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, _native.PackedWeight],
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_rows: int,
+        max_position: int,
+        num_threads: int,
+    ) -> None:
+        self.program = program
+        self.max_rows = max_rows
+        self.max_position = max_position
+        self.weights = dict(weights)
+        _check_weights(program, self.weights)
+        spec = program.kv
+        self.kv = _native.KVCache(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        buffers, slot_widths = _plan_buffers(program)
+        self._native = _native.Program(
+            num_threads, max_rows, MAX_LOGIT_ROWS, buffers, slot_widths, program.head_start, self.kv
+        )
+        for rope in program.ropes:
+            table = rope_table(rope, max_position)
+            self._native.add_rope_table(table.ravel(), table.shape[1], rope.interleaved)
+        for op in program.ops:
+            self._compile(op)
+        max_k = max(w.cols for op in program.ops for w in op.weights)
+        max_heads = max(op.params["num_heads"] for op in program.ops if op.kind is Kind.ATTENTION)
+        self._native.finish(max_k, max_heads, spec.head_dim)
+        self._logits = self._native.logits()
+
+    def _compile(self, op: Op) -> None:
+        native, p = self._native, op.params
+        out = op.output.id if op.output is not None else -1
+        packed = [self.weights[w.name] for w in op.weights]
+        if op.kind is Kind.EMBED:
+            native.embed(out, packed[0], p["scale"])
+        elif op.kind is Kind.RMS_NORM:
+            native.rms_norm(op.inputs[0].id, out, op.vectors[0], p["eps"], 0, 1)
+        elif op.kind is Kind.HEAD_NORM:
+            native.rms_norm(out, out, op.vectors[0], p["eps"], p["column"], p["num_heads"])
+        elif op.kind is Kind.LINEAR:
+            bias = op.vectors[0] if op.vectors else []
+            native.linear(op.inputs[0].id, out, packed, bias, p["accumulate"])
+        elif op.kind is Kind.ADD:
+            native.add(op.inputs[0].id, op.inputs[1].id)
+        elif op.kind is Kind.ROPE:
+            native.rope(out, p["rope"], p["column"], p["num_heads"], p["head_dim"])
+        elif op.kind is Kind.KV_WRITE:
+            native.kv_write(op.inputs[0].id, p["layer"], p["k_column"], p["v_column"])
+        elif op.kind is Kind.ATTENTION:
+            native.attention(
+                op.inputs[0].id,
+                out,
+                p["layer"],
+                p["num_heads"],
+                p["scale"],
+                p["q_column"],
+                p["window"],
+                p["softcap"],
+            )
+        elif op.kind is Kind.ACT_MUL:
+            native.act_mul(op.inputs[0].id, out, p["activation"])
+        elif op.kind is Kind.SELECT_LOGIT_ROWS:
+            native.select_logit_rows(op.inputs[0].id, out)
+        elif op.kind is Kind.SOFTCAP:
+            native.softcap(out, p["cap"])
+        else:
+            raise AssertionError(f"op without a native kernel: {op.kind}")
+
+    def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]:
+        """Run a step; yields (first, logits [<= 64, vocab]) for the logit rows from `first` on.
+
+        The arrays are views that the next slice or step overwrites. A step without logit rows yields nothing,
+        but has run: the first `next()` does all the work.
+        """
+        arrays = self._checked(inputs)
+        self._native.run(*arrays)
+        num_logit_rows = len(inputs.logit_rows)
+        for first in range(0, num_logit_rows, MAX_LOGIT_ROWS):
+            if first > 0:
+                self._native.run_head(*arrays, first)
+            yield first, self._logits[: min(MAX_LOGIT_ROWS, num_logit_rows - first)]
+
+    def copy_blocks(self, pairs: np.ndarray) -> None:
+        """Copy whole blocks in all layers. pairs: int32 [num_copies, 2] of (src, dst)."""
+        _native.copy_blocks(self.kv.array(), pairs, self._native.num_threads)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of activations and tables, without weights and KV pool."""
+        return int(self._native.num_bytes)
+
+    def _checked(self, s: StepInputs) -> tuple[np.ndarray, ...]:
+        rows, items = len(s.token_ids), len(s.item_rows)
+        if not 0 < rows <= self.max_rows:
+            raise ValueError(f"expected 1 to {self.max_rows} rows, got {rows}")
+        for name, array, length in (
+            ("token_ids", s.token_ids, rows),
+            ("positions", s.positions, rows),
+            ("slots", s.slots, rows),
+            ("item_rows", s.item_rows, items),
+            ("item_num_rows", s.item_num_rows, items),
+            ("item_starts", s.item_starts, items),
+            ("table_offsets", s.table_offsets, items),
+            ("tables", s.tables, None),
+            ("logit_rows", s.logit_rows, None),
+        ):
+            if array.dtype != np.int32 or array.ndim != 1 or not array.flags.c_contiguous:
+                raise ValueError(f"expected {name} as contiguous int32 [n], got {array.dtype} {array.shape}")
+            if length is not None and len(array) != length:
+                raise ValueError(f"expected {name} of length {length}, got {len(array)}")
+        _check_range("token_ids", s.token_ids, 0, self.program.vocab_size)
+        _check_range("positions", s.positions, 0, self.max_position)
+        _check_range("slots", s.slots, -1, self.kv.num_blocks * self.kv.block_size)
+        _check_range("tables", s.tables, 0, self.kv.num_blocks)
+        _check_range("logit_rows", s.logit_rows, 0, rows)
+        ends = s.item_starts + s.item_num_rows
+        lengths = np.diff(np.append(s.table_offsets, np.int32(len(s.tables))))
+        if items and (np.any(lengths * self.kv.block_size < ends) or np.any(s.item_num_rows < 1)):
+            raise ValueError("expected block tables that cover every position of their item")
+        if items and (np.any(s.item_rows < 0) or np.any(s.item_rows + s.item_num_rows > rows)):
+            raise ValueError(f"expected items inside the step's {rows} rows")
+        return (
+            s.token_ids,
+            s.positions,
+            s.slots,
+            s.item_rows,
+            s.item_num_rows,
+            s.item_starts,
+            s.table_offsets,
+            s.tables,
+            s.logit_rows,
+        )
+
+
+def rope_table(rope: Rope, num_positions: int) -> np.ndarray:
+    """cos and sin by position: float32 [num_positions, 2 * pairs], first the cosines.
+
+    The angle is a float32 product, as in the implementations that the models were trained with.
+    """
+    inv_freq = np.asarray(rope.inv_freq, dtype=np.float32)
+    angles = (np.arange(num_positions, dtype=np.float32)[:, None] * inv_freq).astype(np.float64)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * rope.scale
+    return np.ascontiguousarray(table, dtype=np.float32)
+
+
+def _check_range(name: str, array: np.ndarray, low: int, high: int) -> None:
+    if len(array) and (int(array.min()) < low or int(array.max()) >= high):
+        raise ValueError(f"expected {name} in [{low}, {high}), got {array.min()} to {array.max()}")
+
+
+def _check_weights(program: Program, weights: Mapping[str, _native.PackedWeight]) -> None:
+    for op in program.ops:
+        for weight in op.weights:
+            if weight.name not in weights:
+                raise ValueError(f"expected a packed weight named {weight.name}, got none")
+            packed = weights[weight.name]
+            if (packed.rows, packed.cols) != (weight.rows, weight.cols):
+                raise ValueError(
+                    f"expected {weight.name} [{weight.rows}, {weight.cols}], got [{packed.rows}, {packed.cols}]"
+                )
+
+
+def _plan_buffers(program: Program) -> tuple[list[tuple[int, int]], list[int]]:
+    """Place buffers in as few arena slots as their lifetimes allow: ([(slot, width)], slot widths).
+
+    A slot holds buffers of one width. Slots of the output head have a negative width: they have
+    MAX_LOGIT_ROWS rows. The buffer that `select_logit_rows` reads stays: later slices of the head read it again.
+    The logits come last.
+    """
+    last_use: dict[int, int] = {}
+    for index, op in enumerate(program.ops):
+        for buffer in (*op.inputs, *((op.output,) if op.output is not None else ())):
+            last_use[buffer.id] = index
+    end = len(program.ops)
+    last_use[program.ops[program.head_start].inputs[0].id] = end
+    last_use[program.logits.id] = end
+
+    slot_of: dict[int, int] = {}
+    slot_widths: list[int] = []
+    free: dict[int, list[int]] = {}
+    expiring: dict[int, list[Buffer]] = {}
+    for index, op in enumerate(program.ops):
+        in_head = index >= program.head_start
+        if op.output is not None and op.output.id not in slot_of:
+            width = -op.output.width if in_head else op.output.width
+            spare = free.get(width)
+            if spare:
+                slot = spare.pop()
+            else:
+                slot = len(slot_widths)
+                slot_widths.append(width)
+            slot_of[op.output.id] = slot
+            expiring.setdefault(last_use[op.output.id], []).append(op.output)
+        for buffer in expiring.pop(index, []):
+            slot = slot_of[buffer.id]
+            free.setdefault(slot_widths[slot], []).append(slot)
+    buffers = [(slot_of[b.id], b.width) for b in program.buffers]
+    assert program.logits.id == len(buffers) - 1, "the logits must be the last buffer"
+    return buffers, slot_widths

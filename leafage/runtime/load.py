@@ -1,0 +1,105 @@
+"""From a model file to packed weights: one copy in memory, the file's pages given back as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from leafage import models
+from leafage.errors import UnsupportedError
+from leafage.formats.dequantize import dequantize
+from leafage.formats.model_file import ModelFile, Tensor
+from leafage.formats.quantize import quantize as quantize_array
+from leafage.kernels.program import Program, Weight
+from leafage.models.tensors import Tensors
+
+QUANTIZE = {"q8": "Q8_0", "q4": "Q4_1"}
+FLOAT_TYPES = ("F32", "F16", "BF16")
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model in memory, ready for an executor.
+
+    Attributes:
+        config: the architecture's own Config.
+        program: its forward pass.
+        weights: by name; PackedWeight for compute "fast", float32 [rows, cols] for "float32".
+        compute: "fast" (native kernels) or "float32" (NumPy reference).
+        num_weight_bytes: memory of the weights.
+    """
+
+    config: Any
+    program: Program
+    weights: Mapping[str, Any]
+    compute: str
+    num_weight_bytes: int
+
+    @property
+    def num_kv_bytes_per_token(self) -> int:
+        spec = self.program.kv
+        bytes_per_value = 2 if self.compute == "fast" else 4
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value
+
+
+def load_model(
+    model_file: ModelFile,
+    *,
+    compute: str = "fast",
+    quantize: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """Build the program of the file's architecture and load its weights.
+
+    Args:
+        compute: "fast" or "float32".
+        quantize: None, "q8" or "q4": quantize F32, F16 and BF16 matrices while loading.
+        progress: called with (bytes done, bytes in all) as weights are packed.
+
+    Raises:
+        ModelFileError: a tensor is missing or has a wrong shape.
+        UnsupportedError: unknown architecture or tensor type.
+    """
+    if compute not in ("fast", "float32"):
+        raise UnsupportedError("unknown compute", value=compute, limit="'fast' or 'float32'")
+    if quantize is not None and quantize not in QUANTIZE:
+        raise UnsupportedError("unknown quantization", value=quantize, limit="'q8' or 'q4'")
+    architecture = models.load(model_file)
+    is_gguf = model_file.format == "gguf"
+    config_class = architecture.Config
+    config = (config_class.from_gguf if is_gguf else config_class.from_hf)(model_file.metadata)
+    tensors = Tensors(model_file)
+    program = architecture.build(config, tensors)
+    names = _weights_of(program)
+    total = sum(tensors.raw(weight.name).data.nbytes for weight in names)
+    weights: dict[str, Any] = {}
+    done = 0
+    for weight in names:
+        tensor = tensors.raw(weight.name)
+        weights[weight.name] = _load(tensor, weight, compute, quantize)
+        done += tensor.data.nbytes
+        model_file.release(tensor)
+        if progress is not None:
+            progress(done, total)
+    num_bytes = sum(w.nbytes for w in weights.values())
+    return LoadedModel(config, program, weights, compute, num_bytes)
+
+
+def _weights_of(program: Program) -> list[Weight]:
+    """Every matrix of the program once, in the order of use."""
+    return list({w.name: w for op in program.ops for w in op.weights}.values())
+
+
+def _load(tensor: Tensor, weight: Weight, compute: str, quantize: str | None) -> Any:
+    dtype, raw = tensor.dtype, tensor.data
+    if quantize is not None and dtype in FLOAT_TYPES:
+        dtype = QUANTIZE[quantize]
+        raw = quantize_array(dequantize(tensor.dtype, tensor.data, (weight.rows, weight.cols)), dtype)
+    if compute == "float32":
+        return np.ascontiguousarray(dequantize(dtype, raw, (weight.rows, weight.cols)))
+    from leafage.kernels import _native
+
+    return _native.PackedWeight(dtype, weight.rows, weight.cols, raw)

@@ -1,0 +1,101 @@
+"""LocalExecutor: runs the batches of the scheduler on the model of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from leafage.core.batch import NO_OUTPUT, Batch, ItemOutput, Logits, StepOutput
+from leafage.errors import ExecutorError
+from leafage.kernels.step_inputs import StepInputs
+from leafage.runtime.inputs import build_inputs
+from leafage.runtime.load import LoadedModel
+from leafage.runtime.sampler import Sampler
+
+
+class RunnableProgram(Protocol):
+    """What native and reference programs have in common."""
+
+    def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]: ...
+    def copy_blocks(self, pairs: np.ndarray) -> None: ...
+
+
+class LocalExecutor:
+    """Executes batches; implements the Executor protocol of core.
+
+    Args:
+        model: weights and program.
+        num_blocks, block_size: the KV pool.
+        max_num_batched_tokens: most tokens of one step.
+        max_model_len: most tokens of one sequence.
+        num_threads: threads of the native step.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        num_threads: int,
+    ) -> None:
+        self.block_size = block_size
+        self.vocab_size = model.program.vocab_size
+        self.program: RunnableProgram
+        if model.compute == "float32":
+            from leafage.kernels.reference import ReferenceProgram
+
+            self.program = ReferenceProgram(
+                model.program, model.weights, num_blocks=num_blocks, block_size=block_size
+            )
+        else:
+            from leafage.kernels.native import NativeProgram
+
+            self.program = NativeProgram(
+                model.program,
+                model.weights,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_rows=max_num_batched_tokens,
+                max_position=max_model_len,
+                num_threads=num_threads,
+            )
+        self.sampler = Sampler(self.vocab_size)
+
+    def execute(self, batch: Batch) -> StepOutput:
+        """Copies, then the forward pass, then sampling.
+
+        Raises:
+            ExecutorError: nothing of the batch can be used.
+        """
+        self.sampler.release(batch.released)
+        try:
+            if batch.copies:
+                pairs = np.array([(c.src, c.dst) for c in batch.copies], dtype=np.int32)
+                self.program.copy_blocks(pairs)
+            if not batch.items:
+                return NO_OUTPUT
+            return self._forward(batch)
+        except (MemoryError, ValueError, RuntimeError) as error:
+            raise ExecutorError(f"a step of {batch.num_tokens} tokens failed: {error}") from error
+
+    def _forward(self, batch: Batch) -> StepOutput:
+        outputs = [ItemOutput() for _ in batch.items]
+        rows = list(_rows_of(batch))
+        for first, logits in self.program.forward(build_inputs(batch, self.block_size)):
+            self.sampler.process(batch, rows[first : first + len(logits)], logits, outputs)
+        return StepOutput(outputs)
+
+
+def _rows_of(batch: Batch) -> Iterator[tuple[int, int]]:
+    """(item index, offset in the item) of each logit row, in the order of `StepInputs.logit_rows`."""
+    for index, item in enumerate(batch.items):
+        if item.logits is Logits.LAST:
+            yield index, len(item.token_ids) - 1
+        elif item.logits is Logits.ALL:
+            for offset in range(len(item.token_ids)):
+                yield index, offset
