@@ -5,22 +5,22 @@
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IVec __attribute__((vector_size(64)));
 
-static inline Vec vload(const float* p) {
+static inline __attribute__((always_inline)) Vec vload(const float* p) {
     Vec v;
     std::memcpy(&v, p, sizeof v);
     return v;
 }
-static inline void vstore(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-static inline Vec vload_part(const float* p, int n) {
+static inline __attribute__((always_inline)) void vstore(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+static inline __attribute__((always_inline)) Vec vload_part(const float* p, int n) {
     Vec v = {};
     std::memcpy(&v, p, sizeof(float) * size_t(n));
     return v;
 }
-static inline void vstore_part(float* p, Vec v, int n) { std::memcpy(p, &v, sizeof(float) * size_t(n)); }
-static inline Vec vset(float x) { return Vec{} + x; }
+static inline __attribute__((always_inline)) void vstore_part(float* p, Vec v, int n) { std::memcpy(p, &v, sizeof(float) * size_t(n)); }
+static inline __attribute__((always_inline)) Vec vset(float x) { return Vec{} + x; }
 
 // Sum of the lanes in a fixed tree.
-static inline float vsum(Vec v) {
+static inline __attribute__((always_inline)) float vsum(Vec v) {
     float a[16];
     std::memcpy(a, &v, sizeof a);
     for (int step = 8; step > 0; step /= 2)
@@ -30,7 +30,7 @@ static inline float vsum(Vec v) {
 
 // e^x: Cody-Waite reduction and a polynomial of degree 6, about 2 ulp. Below -87.3 it returns e^-87.3 (1e-38),
 // above 88.3 it returns e^88.3: no infinities, so no 0 * inf behind it. NaN stays NaN.
-static inline Vec vexp(Vec x) {
+static inline __attribute__((always_inline)) Vec vexp(Vec x) {
     Vec hi = vset(88.3f), lo = vset(-87.3f);
     x = x > hi ? hi : x;
     x = x < lo ? lo : x;
@@ -51,5 +51,5 @@ static inline Vec vexp(Vec x) {
     return p * scale;
 }
 
-static inline Vec vsigmoid(Vec x) { return 1.0f / (1.0f + vexp(-x)); }
-static inline Vec vtanh(Vec x) { return 2.0f * vsigmoid(2.0f * x) - 1.0f; }
+static inline __attribute__((always_inline)) Vec vsigmoid(Vec x) { return 1.0f / (1.0f + vexp(-x)); }
+static inline __attribute__((always_inline)) Vec vtanh(Vec x) { return 2.0f * vsigmoid(2.0f * x) - 1.0f; }
