@@ -12,11 +12,15 @@ static inline __attribute__((always_inline)) Vec vload(const float* p) {
 }
 static inline __attribute__((always_inline)) void vstore(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 static inline __attribute__((always_inline)) Vec vload_part(const float* p, int n) {
+    if (n == 16) return vload(p);
     Vec v = {};
     std::memcpy(&v, p, sizeof(float) * size_t(n));
     return v;
 }
-static inline __attribute__((always_inline)) void vstore_part(float* p, Vec v, int n) { std::memcpy(p, &v, sizeof(float) * size_t(n)); }
+static inline __attribute__((always_inline)) void vstore_part(float* p, Vec v, int n) {
+    if (n == 16) return vstore(p, v);
+    std::memcpy(p, &v, sizeof(float) * size_t(n));
+}
 static inline __attribute__((always_inline)) Vec vset(float x) { return Vec{} + x; }
 
 // Sum of the lanes in a fixed tree.
