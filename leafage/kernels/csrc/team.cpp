@@ -20,7 +20,7 @@ inline void relax() {
 
 // Spins before a waiting thread gives its CPU away. Inside a step waits are short; when another process holds
 // the CPU of the thread we wait for, spinning on would only keep it from running.
-constexpr int kBarrierSpins = 4000;
+constexpr int kBarrierSpins = 300;
 // Between steps: long enough to bridge the Python side of a decode step.
 constexpr int kIdleSpins = 20000;
 
