@@ -1,4 +1,4 @@
-"""The native executor of a Program: compiles the op list once, then runs a step in one call without the GIL."""
+"""The native executor of a Program: compiles the op list once; a step is one call, without the GIL."""
 
 from __future__ import annotations
 
@@ -189,17 +189,16 @@ def _check_weights(program: Program, weights: Mapping[str, _native.PackedWeight]
                 raise ValueError(f"expected a packed weight named {weight.name}, got none")
             packed = weights[weight.name]
             if (packed.rows, packed.cols) != (weight.rows, weight.cols):
-                raise ValueError(
-                    f"expected {weight.name} [{weight.rows}, {weight.cols}], got [{packed.rows}, {packed.cols}]"
-                )
+                expected, got = [weight.rows, weight.cols], [packed.rows, packed.cols]
+                raise ValueError(f"expected {weight.name} {expected}, got {got}")
 
 
 def _plan_buffers(program: Program) -> tuple[list[tuple[int, int]], list[int]]:
     """Place buffers in as few arena slots as their lifetimes allow: ([(slot, width)], slot widths).
 
     A slot holds buffers of one width. Slots of the output head have a negative width: they have
-    MAX_LOGIT_ROWS rows. The buffer that `select_logit_rows` reads stays: later slices of the head read it again.
-    The logits come last.
+    MAX_LOGIT_ROWS rows. The buffer that `select_logit_rows` reads stays: later slices of the head read it
+    again. The logits come last.
     """
     last_use: dict[int, int] = {}
     for index, op in enumerate(program.ops):

@@ -47,7 +47,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One op: buffers in, buffer out (may be one of the inputs: in place), weights, scalars, small vectors."""
+    """One op: buffers in, buffer out (one of the inputs when in place), weights, scalars, vectors."""
 
     kind: Kind
     inputs: tuple[Buffer, ...]

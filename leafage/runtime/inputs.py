@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -22,8 +23,8 @@ def build_inputs(batch: Batch, block_size: int) -> StepInputs:
     starts = np.fromiter((item.start for item in items), np.int32, num_items)
     write_from = np.fromiter((item.write_from for item in items), np.int32, num_items)
     table_lengths = np.fromiter((len(item.block_table) for item in items), np.int32, num_items)
-    tables = np.fromiter(chain.from_iterable(item.block_table for item in items), np.int32, int(table_lengths.sum()))
-    token_ids = np.fromiter(chain.from_iterable(item.token_ids for item in items), np.int32, int(num_rows.sum()))
+    tables = _flat((item.block_table for item in items), int(table_lengths.sum()))
+    token_ids = _flat((item.token_ids for item in items), int(num_rows.sum()))
 
     first_rows = _exclusive_sum(num_rows)
     table_offsets = _exclusive_sum(table_lengths)
@@ -55,6 +56,10 @@ def build_inputs(batch: Batch, block_size: int) -> StepInputs:
         tables=tables,
         logit_rows=np.asarray(logit_rows, dtype=np.int32),
     )
+
+
+def _flat(lists: Iterable[list[int]], length: int) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(lists), np.int32, length)
 
 
 def _exclusive_sum(counts: np.ndarray) -> np.ndarray:

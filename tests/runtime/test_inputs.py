@@ -13,7 +13,9 @@ from leafage.runtime.inputs import build_inputs
 PARAMS = SamplingParams()
 
 
-def make_item(table: list[int], start: int, num_tokens: int, write_from: int = 0, logits: Logits = Logits.LAST) -> Item:
+def make_item(
+    table: list[int], start: int, num_tokens: int, write_from: int = 0, logits: Logits = Logits.LAST
+) -> Item:
     token_ids = [1000 + start + i for i in range(num_tokens)]
     return Item(
         seq_id=0,
@@ -33,9 +35,7 @@ def make_item(table: list[int], start: int, num_tokens: int, write_from: int = 0
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, 40), st.integers(1, 9), st.integers(0, 50), st.sampled_from(list(Logits))
-        ),
+        st.tuples(st.integers(0, 40), st.integers(1, 9), st.integers(0, 50), st.sampled_from(list(Logits))),
         min_size=1,
         max_size=6,
     ),
@@ -46,7 +46,9 @@ def test_arrays_match_a_row_by_row_construction(shapes, block_size):
     for start, count, write_from, logits in shapes:
         num_blocks = -(-(start + count) // block_size)
         items.append(
-            make_item(list(range(next_block, next_block + num_blocks))[::-1], start, count, write_from, logits)
+            make_item(
+                list(range(next_block, next_block + num_blocks))[::-1], start, count, write_from, logits
+            )
         )
         next_block += num_blocks
     inputs = build_inputs(Batch(items=items), block_size)

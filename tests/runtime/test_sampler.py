@@ -14,7 +14,9 @@ from leafage.runtime.sampler import Sampler, uniform
 VOCAB = 50
 
 
-def make_item(params: SamplingParams, *, seq_id: int = 0, output: tuple[int, ...] = (), seed: int = 1, **kwargs) -> Item:
+def make_item(
+    params: SamplingParams, *, seq_id: int = 0, output: tuple[int, ...] = (), seed: int = 1, **kwargs
+) -> Item:
     history = [3, 4, 5, *output]
     return Item(
         seq_id=seq_id,
