@@ -7,11 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from leafage.kernels import _native
-from leafage.kernels.program import Buffer, Kind, Op, Program, Rope
+from leafage.kernels.program import MAX_LOGIT_ROWS, Buffer, Kind, Op, Program, Rope
 from leafage.kernels.step_inputs import StepInputs
-
-MAX_LOGIT_ROWS = 64
-"""Rows of logits in memory at a time; a step that needs more runs its output head in slices."""
 
 
 class NativeProgram:
@@ -72,7 +69,7 @@ class NativeProgram:
         elif op.kind is Kind.HEAD_NORM:
             native.rms_norm(out, out, op.vectors[0], p["eps"], p["column"], p["num_heads"])
         elif op.kind is Kind.LINEAR:
-            bias = op.vectors[0] if op.vectors else []
+            bias = op.vectors[0] if op.vectors else np.empty(0, np.float32)
             native.linear(op.inputs[0].id, out, packed, bias, p["accumulate"])
         elif op.kind is Kind.ADD:
             native.add(op.inputs[0].id, op.inputs[1].id)

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+MAX_LOGIT_ROWS = 64
+"""Rows of logits in memory at a time; a step that needs more runs its output head in slices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

@@ -8,12 +8,13 @@ walks partitions of 256 keys at absolute positions and merges them in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from leafage.kernels.program import Kind, Op, Program, Rope
+from leafage.kernels.program import MAX_LOGIT_ROWS, Kind, Op, Program, Rope
 from leafage.kernels.step_inputs import StepInputs
 
 PARTITION = 256
@@ -320,14 +321,29 @@ class ReferenceProgram:
 
     def run(self, inputs: StepInputs) -> np.ndarray:
         """One step: writes K/V of its rows and returns the logits [L, vocab] of `inputs.logit_rows`."""
+        slices = [logits for _, logits in self.forward(inputs)]
+        return np.concatenate(slices) if slices else np.empty((0, self.program.vocab_size), np.float32)
+
+    def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]:
+        """One step in slices, as `NativeProgram.forward`: (first, logits [<= 64, vocab]) of the logit rows from
+        `first` on; the first `next()` runs all but the output head."""
+        head_start = self.program.head_start
+        hidden = self.program.ops[head_start].inputs[0].id
         buffers: dict[int, np.ndarray] = {}
-        for op, dead in zip(self.program.ops, self._dead_after, strict=True):
+        self._run_ops(0, head_start, buffers, inputs)
+        for first in range(0, len(inputs.logit_rows), MAX_LOGIT_ROWS):
+            rows = inputs.logit_rows[first : first + MAX_LOGIT_ROWS]
+            head_buffers = {hidden: buffers[hidden]}
+            self._run_ops(head_start, len(self.program.ops), head_buffers, replace(inputs, logit_rows=rows))
+            yield first, head_buffers[self.program.logits.id]
+
+    def _run_ops(self, begin: int, end: int, buffers: dict[int, np.ndarray], inputs: StepInputs) -> None:
+        for op, dead in zip(self.program.ops[begin:end], self._dead_after[begin:end], strict=True):
             out = self._run_op(op, [buffers[b.id] for b in op.inputs], buffers, inputs)
             if op.output is not None and out is not None:
                 buffers[op.output.id] = out
             for buffer_id in dict.fromkeys(dead):
                 buffers.pop(buffer_id, None)
-        return buffers[self.program.logits.id]
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy block `src` to block `dst` in all layers, for each (src, dst)."""

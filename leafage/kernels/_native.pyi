@@ -1,0 +1,30 @@
+"""The compiled extension, as far as Python code uses it."""
+
+from typing import Any
+
+import numpy as np
+
+def variants() -> list[str]: ...
+def variant() -> str: ...
+def set_variant(name: str) -> None: ...
+def cpu_features() -> list[str]: ...
+def __getattr__(name: str) -> Any: ...
+
+class PackedWeight:
+    dtype: str
+    rows: int
+    cols: int
+    nbytes: int
+    def __init__(self, dtype: str, rows: int, cols: int, raw: np.ndarray) -> None: ...
+    def dequantize(self) -> np.ndarray: ...
+
+class KVCache:
+    num_bytes: int
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    def __init__(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> None: ...
+    def array(self) -> np.ndarray: ...
