@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def pull(ref: str, on_progress: ProgressCallback) -> Path:
             path = Path(hub.hf_hub_download(repo, name, revision=info.sha, **bar))
             expected = getattr(siblings[name].lfs, "sha256", None)
             if name in missing and expected and files.sha256_of(path, on_progress) != expected:
-                _delete(path)
+                _delete({path})
                 raise DownloadError(
                     f"{ref}: {name} arrived damaged; it was deleted", remedy="run the same command again"
                 )
@@ -136,24 +136,25 @@ def pull(ref: str, on_progress: ProgressCallback) -> Path:
 
 def remove(ref: str, path: Path) -> int:
     """Delete a pulled model from the hub's cache; returns the bytes freed."""
-    freed = 0
     if path.is_dir():
-        targets = [p for p in path.rglob("*") if p.is_file()]
+        links = {p for p in path.rglob("*") if p.is_file()}
     else:
         names = [p.name for p in path.parent.iterdir()]
-        targets = [path.parent / name for name in _with_siblings(path.name, names)]
-    for target in targets:
-        freed += target.stat().st_size
-        _delete(target)
+        links = {path.parent / name for name in _with_siblings(path.name, names)}
+    freed = _delete(links)
     files.forget(ref)
     return freed
 
 
-def _delete(path: Path) -> None:
-    """A file of the cache is a link to a blob: both go."""
-    blob = path.resolve()
-    path.unlink(missing_ok=True)
-    blob.unlink(missing_ok=True)
+def _delete(links: set[Path]) -> int:
+    """Files of the cache are links to blobs: both go, but for blobs that other revisions or files share."""
+    snapshots = next(p for p in next(iter(links)).parents if p.name == "snapshots")
+    others = {p.resolve() for p in snapshots.rglob("*") if p.is_file() and p not in links}
+    blobs = {link.resolve() for link in links} - others
+    freed = sum(blob.stat().st_size for blob in blobs)
+    for path in [*links, *blobs]:
+        path.unlink(missing_ok=True)
+    return freed
 
 
 def _result(folder: Path, chosen: list[str]) -> Path:
@@ -227,9 +228,6 @@ def _bar(hub: Any, report: Callable[[int], None]) -> dict[str, Any]:
 def _readable(ref: str) -> Iterator[None]:
     """Turn the hub's exceptions into ours."""
     errors = _library().errors
-    transport: type[Exception] = OSError  # releases before 1.0 use requests, whose errors are OSErrors
-    with suppress(ImportError):
-        from httpx import HTTPError as transport
     try:
         yield
     except LeafageError:
@@ -240,14 +238,12 @@ def _readable(ref: str) -> Iterator[None]:
         ) from None
     except errors.RepositoryNotFoundError:
         raise ModelNotFoundError(f"{ref}: no such repository, or it is private") from None
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, transport) as error:
+    except ValueError as error:  # an impossible repository name
+        raise ModelNotFoundError(f"{ref}: {_first_line(error)}") from None
+    except Exception as error:  # the transport library, and with it its errors, changes between releases
         raise DownloadError(
             f"cannot fetch {ref}", value=_first_line(error), remedy="check the network and run it again"
-        ) from None
-    except OSError as error:
-        raise DownloadError(f"cannot fetch {ref}", value=_first_line(error)) from None
-    except ValueError as error:
-        raise ModelNotFoundError(f"{ref}: {_first_line(error)}") from None
+        ) from error
 
 
 def _first_line(error: Exception) -> str:
