@@ -1,0 +1,334 @@
+"""Chat templates: messages to a prompt, by the Jinja source that comes with the model.
+
+The environment is the one that models' templates are written for (Hugging Face `apply_chat_template`):
+sandboxed, immutable, `trim_blocks` and `lstrip_blocks`, loop controls, `{% generation %}`, `raise_exception`,
+`strftime_now` and a `tojson` that keeps non-ASCII text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from leafage.errors import InvalidParameterError, TemplateError, UnsupportedError
+from leafage.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+
+
+class _Refusal(Exception):
+    """`raise_exception` was called by the template."""
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here: its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (the name and form that jinja2 asks for)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: Jinja source.
+        bos_token: text of the BOS token, "" if there is none.
+        eos_token: text of the EOS token, "" if there is none.
+
+    Raises:
+        TemplateError: the source does not parse; the message carries the line.
+    """
+
+    def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        try:
+            self._template = environment.from_string(source)
+            self._takes_parts = _iterates_content(environment.parse(source))
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the chat template does not parse, line {error.lineno}: {error.message}",
+                value=_line(source, error.lineno),
+                remedy="correct it, or pass another with --chat-template FILE",
+            ) from None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
+        """The template of a model, or `source` in its place.
+
+        Raises:
+            TemplateError: there is none, as with base models.
+        """
+        source = source if source is not None else tokenizer.chat_template
+        if source is None:
+            raise TemplateError(
+                "the model has no chat template (a base model continues text, it does not chat)",
+                remedy="give it plain prompts, or pass a template with --chat-template FILE",
+            )
+
+        def text(token_id: int | None) -> str:
+            return "" if token_id is None else tokenizer.token_text(token_id)
+
+        return cls(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation, as text.
+
+        Args:
+            messages: each with `role` and `content` (a string or a list of text parts; None with tool calls).
+            add_generation_prompt: end with the opening of the assistant's turn.
+            tools: JSON descriptions of the functions that the model may call.
+            kwargs: further variables of this template (`enable_thinking=False`...).
+
+        Raises:
+            InvalidParameterError: a message is malformed, or a variable is one of the template's own.
+            UnsupportedError: content other than text.
+            TemplateError: the template failed or refused the messages.
+        """
+        return self._render(messages, add_generation_prompt, tools, kwargs, lambda text: text)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        protect: Callable[[str], str],
+    ) -> str:
+        for name in variables:
+            if name in _OWN_VARIABLES:
+                raise InvalidParameterError(
+                    "chat template variable is set by Leafage itself", value=name, remedy="leave it out"
+                )
+        checked = [_check_message(i, message, self._takes_parts) for i, message in _enumerate(messages)]
+        context = {
+            "messages": [
+                {key: value if key == "role" else _map_text(value, protect) for key, value in message.items()}
+                for message in checked
+            ],
+            "tools": _map_text(list(tools), protect) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+            **{name: _map_text(value, protect) for name, value in variables.items()},
+            **self._tokens,
+        }
+        try:
+            return self._template.render(context)
+        except _Refusal as refusal:
+            raise TemplateError(
+                f"the chat template refused the messages: {refusal}", remedy="change the messages accordingly"
+            ) from None
+        except Exception as error:  # whatever a template's expressions may raise
+            number = _template_line(error.__traceback__)
+            raise TemplateError(
+                f"the chat template failed{f' in line {number}' if number else ''}: {error}",
+                value=_line(self.source, number),
+                remedy="check that the messages have what it reads, or pass --chat-template FILE",
+            ) from error
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **kwargs: Any,
+) -> list[int]:
+    """Ids of a conversation, ready to be continued by the assistant.
+
+    Control tokens that the template writes become single ids; the same characters inside the messages, the
+    tools or `kwargs` stay text. BOS comes in front where the file declares it and the template wrote none.
+
+    Raises:
+        As `ChatTemplate.render`.
+    """
+    text = template._render(messages, add_generation_prompt, tools, kwargs, tokenizer.protect)
+    ids = tokenizer.encode(text, add_special=False, parse_special=True)
+    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+        ids = [tokenizer.bos_id, *ids]
+    return ids
+
+
+def _enumerate(messages: Sequence[Message]) -> list[tuple[int, Message]]:
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidParameterError(
+            "messages must be a list of messages", value=type(messages).__name__, remedy="pass [{...}, ...]"
+        )
+    if not messages:
+        raise InvalidParameterError("messages is empty", remedy="pass at least one message")
+    return list(enumerate(messages))
+
+
+def _check_message(index: int, message: Message, takes_parts: bool) -> dict[str, Any]:
+    """One message, checked, its content in the form that the template reads."""
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise InvalidParameterError(
+            f"{where} must be an object with role and content",
+            value=type(message).__name__,
+            remedy="pass a dict",
+        )
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidParameterError(
+            f"{where}.role is unknown", value=role, limit=", ".join(ROLES), remedy="use one of these roles"
+        )
+    result = dict(message)
+    content = message.get("content")
+    if isinstance(content, str):
+        pass
+    elif content is None:
+        if not message.get("tool_calls"):
+            raise InvalidParameterError(
+                f"{where}.content is missing",
+                remedy="pass a string; only a message with tool_calls may have none",
+            )
+        result["content"] = None
+    elif isinstance(content, Sequence):
+        parts = [_text_of_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+        result["content"] = (
+            [{"type": "text", "text": text} for text in parts] if takes_parts else "\n".join(parts)
+        )
+    else:
+        raise InvalidParameterError(
+            f"{where}.content must be a string or a list of parts",
+            value=type(content).__name__,
+            remedy="pass text",
+        )
+    if message.get("tool_calls"):
+        result["tool_calls"] = [_parse_arguments(where, call) for call in message["tool_calls"]]
+    return result
+
+
+def _text_of_part(where: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise InvalidParameterError(
+            f"{where} must be an object with a type",
+            value=type(part).__name__,
+            remedy='pass {"type": "text", ...}',
+        )
+    if part.get("type") != "text":
+        raise UnsupportedError(
+            f"{where}: only text can be read",
+            value=part.get("type"),
+            limit="text",
+            remedy="send text parts only",
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidParameterError(
+            f"{where}.text must be a string", value=type(text).__name__, remedy="pass the text of the part"
+        )
+    return text
+
+
+def _parse_arguments(where: str, call: Any) -> Any:
+    """The OpenAI API carries a call's arguments as a JSON string; templates read an object."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            raise InvalidParameterError(
+                f"{where}.tool_calls: arguments is no JSON", value=arguments[:80], remedy="pass a JSON object"
+            ) from None
+    return {**call, "function": function}
+
+
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with `change` applied to every string inside, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map_text(key, change): _map_text(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_text(item, change) for item in value]
+    return value
+
+
+def _iterates_content(tree: nodes.Template) -> bool:
+    """Whether a loop of the template goes over a message's content, so that it takes a list of parts."""
+    for loop in tree.find_all(nodes.For):
+        if isinstance(loop.iter, nodes.Name) and loop.iter.name == "content":
+            return True
+        for node in [loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem))]:
+            if isinstance(node, nodes.Getattr) and node.attr == "content":
+                return True
+            if (
+                isinstance(node, nodes.Getitem)
+                and isinstance(node.arg, nodes.Const)
+                and node.arg.value == "content"
+            ):
+                return True
+    return False
+
+
+def _template_line(traceback: TracebackType | None) -> int | None:
+    """The innermost line of the template in a traceback, which jinja2 has rewritten to template lines."""
+    number = None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == "<template>":
+            number = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return number
+
+
+def _line(source: str, number: int | None) -> str | None:
+    lines = source.splitlines()
+    if number is None or not 0 < number <= len(lines):
+        return None
+    line = lines[number - 1].strip()
+    return line if len(line) <= 120 else line[:117] + "..."
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refusal(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
