@@ -1,0 +1,73 @@
+// kv_write and attention, for one instruction set. Contract and layout: attention.h; who does what:
+// attention_plan.h; the work on one partition: attention_task.h.
+#pragma once
+#include "attention_plan.h"
+#include "attention_task.h"
+
+namespace leafage {
+namespace LEAFAGE_ISA_NAMESPACE {
+
+static void kv_write(const KVWriteArgs& a, Worker& worker) {
+    const KVLayer& kv = a.kv;
+    int bs = kv.block_size, hd = kv.head_dim;
+    bool tiled = bs % kTile == 0;
+    int tokens = tiled ? kTile : bs;     // tokens of a run of K
+    bool paired = tiled || bs % 2 == 0;  // V in token pairs
+    int64_t tasks = int64_t(a.rows) * kv.num_kv_heads;
+    int64_t begin = tasks * worker.index / worker.count, end = tasks * (worker.index + 1) / worker.count;
+    uint16_t values[kMaxHeadDim];
+    for (int64_t i = begin; i < end; ++i) {
+        int row = int(i / kv.num_kv_heads), head = int(i % kv.num_kv_heads);
+        int32_t slot = a.slots[row];
+        if (slot < 0) continue;
+        int offset = slot % bs;
+        int tile = tiled ? offset / kTile : 0, at = tiled ? offset % kTile : offset;
+        uint16_t* block = reinterpret_cast<uint16_t*>(kv.base + size_t(slot / bs) * kv.block_bytes);
+        uint16_t* k = block + (size_t(head) * bs + size_t(tile) * kTile) * hd;
+        uint16_t* v = block + (size_t(kv.num_kv_heads + head) * bs + size_t(tile) * kTile) * hd;
+        const float* x = a.x + int64_t(row) * a.ldx + head * hd;
+        for (int d = 0; d < hd; d += 16) simd::store_bf16(values + d, simd::load(x + a.k_column + d));
+        for (int d = 0; d < hd; d += 2) std::memcpy(k + (d / 2 * tokens + at) * 2, values + d, 4);
+        if (paired) {
+            for (int d = 0; d < hd; d += 16) simd::store_bf16(values + d, simd::load(x + a.v_column + d));
+            uint16_t* to = v + at / 2 * hd * 2 + at % 2;
+            for (int d = 0; d < hd; ++d) to[d * 2] = values[d];
+        } else {
+            for (int d = 0; d < hd; d += 16) simd::store_bf16(v + at * hd + d, simd::load(x + a.v_column + d));
+        }
+    }
+}
+
+static void attention(const AttentionArgs& a, Worker& worker) {
+    Plan plan(a, worker.count);
+    Attend attend(a, plan, *reinterpret_cast<AttentionScratch*>(worker.scratch));
+    for (int round = 0; round < plan.num_rounds; ++round) {
+        int64_t ticket = worker.take(), first = 0, base = 0;
+        for (int i = 0; i < a.num_items; ++i) {
+            ItemPlan item = plan.item(i, base);
+            if (item.split) base += int64_t(a.items[i].num_rows) * a.num_heads;
+            int64_t count = plan.num_tasks(item, round);
+            while (ticket < first + count) {
+                attend.run(plan.task(item, round, int(ticket - first)));
+                ticket = worker.take();
+            }
+            first += count;
+        }
+        if (plan.split_rows == 0) return;
+        worker.barrier();
+        // Row-heads of split items, round robin over the team.
+        base = 0;
+        for (int i = 0; i < a.num_items; ++i) {
+            ItemPlan item = plan.item(i, base);
+            if (!item.split) continue;
+            int rows = a.items[i].num_rows * a.num_heads;
+            for (int r = 0; r < rows; ++r)
+                if ((base + r) % worker.count == worker.index) attend.merge(item, round, r);
+            base += rows;
+        }
+        if (round + 1 < plan.num_rounds) worker.barrier();
+    }
+}
+
+}  // namespace LEAFAGE_ISA_NAMESPACE
+}  // namespace leafage

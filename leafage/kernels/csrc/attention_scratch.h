@@ -1,0 +1,33 @@
+// Private working memory of attention, and the sizes that bound its tasks.
+#pragma once
+#include "attention.h"
+
+namespace leafage {
+
+// Query rows (query x head of a group) that share each K/V load, at most.
+constexpr int kBlockRows = 48;
+// Rows whose running state a task carries, at most (a decode task takes several KV heads).
+constexpr int kStateRows = 64;
+// Query heads of one KV head that a task takes, at most.
+constexpr int kGroupHeads = 32;
+// Items of at most this many rows may be split over partitions.
+constexpr int kSplitRows = 16;
+// Floats per row of scores; a little more than a partition so that rows fall in different cache sets.
+constexpr int kScoreStride = kPartition + 16;
+
+// A partial result in memory: accumulator, maximum, sum.
+static inline size_t partial_floats(int head_dim) { return size_t(head_dim) + 16; }
+
+struct alignas(64) AttentionScratch {
+    float scores[kBlockRows * kScoreStride];      // overwritten by the weights p
+    float q[kStateRows * kMaxHeadDim];            // operands of the variant, at most float
+    float acc[kStateRows * kMaxHeadDim];
+    float max[kStateRows], sum[kStateRows];       // running
+    float part_max[kBlockRows], part_sum[kBlockRows];
+    float keep[kBlockRows], take[kBlockRows];     // weights of running and partial result in a merge
+    uint16_t k[kPartition * kMaxHeadDim];         // gathered tiles
+    uint16_t v[kPartition * kMaxHeadDim];
+    uint16_t clean[3 * kTile * kMaxHeadDim];      // V tiles without the invisible tokens of one row
+};
+
+}  // namespace leafage

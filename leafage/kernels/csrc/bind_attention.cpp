@@ -1,0 +1,117 @@
+// The attention ops on NumPy arrays, for tests and benchmarks, and the copy of blocks. Checks are in
+// kernels/native_attention.py (and NativeProgram for copy_blocks).
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "attention.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace leafage {
+
+namespace {
+
+template <class T, int N>
+using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+// Teams of these bindings, kept: starting threads costs more than the work. One call at a time.
+std::mutex g_mutex;
+Team& team(int num_threads) {
+    static std::map<int, std::unique_ptr<Team>> teams;
+    auto& found = teams[num_threads];
+    if (!found) found = std::make_unique<Team>(num_threads, attention_scratch_bytes());
+    return *found;
+}
+
+const Kernels& variant(const std::string& name) {
+    if (name.empty()) return kernels();
+    for (const Kernels* table : {kernels_avx512(), kernels_avx2(), kernels_plain()})
+        if (table != nullptr && name == table->name) return *table;
+    throw std::invalid_argument("no such kernel variant was built: " + name);
+}
+
+KVLayer layer(const Out<uint16_t, 2>& pool, int block_size, int num_kv_heads, int head_dim) {
+    return {reinterpret_cast<uint8_t*>(pool.data()), pool.shape(1) * 2, block_size, num_kv_heads, head_dim};
+}
+
+void py_kv_write(const Out<uint16_t, 2>& pool, int block_size, int num_kv_heads, int head_dim, const In<float, 2>& x,
+                 int k_column, int v_column, const In<int32_t, 1>& slots, int num_threads, const std::string& name) {
+    KVWriteArgs args{layer(pool, block_size, num_kv_heads, head_dim), x.data(), int(x.shape(1)), int(x.shape(0)),
+                     k_column, v_column, slots.data()};
+    const Kernels& table = variant(name);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(g_mutex);
+    team(num_threads).run([&](Worker& worker) { table.kv_write(args, worker); });
+}
+
+// Returns the seconds of the fastest of `repeat` runs.
+double py_attention(const Out<uint16_t, 2>& pool, int block_size, int num_kv_heads, int head_dim,
+                    const In<float, 2>& q, const Out<float, 2>& out, float scale, float softcap, int window,
+                    const In<int32_t, 1>& item_rows, const In<int32_t, 1>& item_num_rows,
+                    const In<int32_t, 1>& item_starts, const In<int32_t, 1>& table_offsets,
+                    const In<int32_t, 1>& tables, int num_threads, const std::string& name, size_t shared_bytes,
+                    int repeat) {
+    std::vector<AttentionItem> items;
+    for (size_t i = 0; i < item_rows.shape(0); ++i)
+        items.push_back({item_rows.data()[i], item_num_rows.data()[i], item_starts.data()[i],
+                         tables.data() + table_offsets.data()[i]});
+    int num_heads = int(q.shape(1)) / head_dim;
+    if (shared_bytes == 0) shared_bytes = attention_shared_bytes(int(q.shape(0)), num_heads, head_dim);
+    std::unique_ptr<void, decltype(&std::free)> shared(std::aligned_alloc(64, size_t(round_up(int64_t(shared_bytes), 64))),
+                                                       &std::free);
+    if (!shared) throw std::bad_alloc();
+    AttentionArgs args{layer(pool, block_size, num_kv_heads, head_dim), q.data(), int(q.shape(1)), out.data(),
+                       int(out.shape(1)), num_heads, scale, softcap, window, int(items.size()), items.data(),
+                       static_cast<uint8_t*>(shared.get()), shared_bytes};
+    const Kernels& table = variant(name);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(g_mutex);
+    double best = 1e30;
+    for (int i = 0; i < repeat; ++i) {
+        auto start = std::chrono::steady_clock::now();
+        team(num_threads).run([&](Worker& worker) { table.attention(args, worker); });
+        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+}
+
+void py_copy_blocks(const Out<uint8_t, 3>& pool, const In<int32_t, 2>& pairs, int num_threads) {
+    std::vector<int32_t> src, dst;
+    for (size_t i = 0; i < pairs.shape(0); ++i) {
+        src.push_back(pairs.data()[2 * i]);
+        dst.push_back(pairs.data()[2 * i + 1]);
+    }
+    CopyBlocksArgs args{pool.data(), pool.shape(1) * pool.shape(2), pool.shape(2), int(pool.shape(0)), int(src.size()),
+                        src.data(), dst.data()};
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(g_mutex);
+    team(num_threads).run([&](Worker& worker) { copy_blocks(args, worker); });
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    m.def("kv_write", &py_kv_write, "pool"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "x"_a, "k_column"_a,
+          "v_column"_a, "slots"_a, "num_threads"_a, "variant"_a);
+    m.def("attention", &py_attention, "pool"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "q"_a, "out"_a,
+          "scale"_a, "softcap"_a, "window"_a, "item_rows"_a, "item_num_rows"_a, "item_starts"_a, "table_offsets"_a,
+          "tables"_a, "num_threads"_a, "variant"_a, "shared_bytes"_a, "repeat"_a);
+    m.def("copy_blocks", &py_copy_blocks, "pool"_a, "pairs"_a, "num_threads"_a,
+          "Copy whole blocks in all layers. pool: uint8 [layers, blocks, block_bytes]; pairs: int32 [n, 2].");
+    m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+}
+
+}  // namespace leafage
