@@ -325,7 +325,7 @@ class ReferenceProgram:
         return np.concatenate(slices) if slices else np.empty((0, self.program.vocab_size), np.float32)
 
     def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]:
-        """One step in slices, as `NativeProgram.forward`: (first, logits [<= 64, vocab]) of the logit rows from
+        """One step in slices, as `NativeProgram.forward`: (first, logits [<= 64, vocab]) of the rows from
         `first` on; the first `next()` runs all but the output head."""
         head_start = self.program.head_start
         hidden = self.program.ops[head_start].inputs[0].id
