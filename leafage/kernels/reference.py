@@ -96,11 +96,13 @@ def rope(
 ) -> None:
     """Rotate pairs of columns of each head, in place (Su et al. 2021, arXiv 2104.09864).
 
-    Pair i turns by positions * inv_freq[i]; the angle is taken in float64, cos and sin are float32.
+    Pair i turns by positions * inv_freq[i]; the angle is a float32 product, as in the implementations that
+    the models were trained with, and its cos and sin are taken in float64 and rounded.
     Columns of a head past 2 * len(inv_freq) stay as they are.
     """
     num_pairs = len(rope.inv_freq)
-    angle = positions[:, None].astype(np.float64) * np.asarray(rope.inv_freq)
+    angle = positions[:, None].astype(np.float32) * np.asarray(rope.inv_freq, np.float32)
+    angle = angle.astype(np.float64)
     cos = (np.cos(angle) * rope.scale).astype(np.float32)[:, None, :]
     sin = (np.sin(angle) * rope.scale).astype(np.float32)[:, None, :]
     rotary = _heads(x, column, num_heads, head_dim)[:, :, : 2 * num_pairs]
