@@ -1,0 +1,340 @@
+// AVX-512 VNNI kernels: one register holds a quad of inputs of 16 lanes, `vpdpbusd` multiplies it with four
+// activations broadcast from memory.
+#include <immintrin.h>
+
+#include <cmath>
+
+namespace leafage {
+namespace LEAFAGE_ISA_NAMESPACE {
+
+#define LEAFAGE_INLINE static inline __attribute__((always_inline))
+
+#include "linear_quantize_impl.h"
+
+LEAFAGE_INLINE __m512 load_half(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+LEAFAGE_INLINE __m512 load_u8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+LEAFAGE_INLINE __m512 load_i8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+LEAFAGE_INLINE __m512 negate(__m512 v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.0f)); }
+
+// Codes of a group as 8 quads of bytes q + bias (Signed: q itself).
+template <Dtype T, bool Signed>
+LEAFAGE_INLINE void load_codes(const uint8_t* p, __m512i q[8]) {
+    constexpr Format f = format_of(T);
+    constexpr int bits = f.bits;
+    auto plane = [p](int i) __attribute__((always_inline)) { return _mm512_loadu_si512(p + 64 * i); };
+    if constexpr (bits == 8) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) q[j] = plane(j);
+    } else if constexpr (bits <= 3) {
+        const __m512i low = _mm512_set1_epi8(3);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            __m512i v = plane(i);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) q[4 * i + j] = _mm512_and_si512(_mm512_srli_epi16(v, 2 * j), low);
+        }
+        if constexpr (bits == 3) {
+            const __m512i h = plane(2), bit = _mm512_set1_epi8(4);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j) {
+                __m512i v = j < 2 ? _mm512_slli_epi16(h, 2 - j) : _mm512_srli_epi16(h, j - 2);
+                q[j] = _mm512_ternarylogic_epi32(q[j], v, bit, 0xf8);  // q | (v & bit)
+            }
+        }
+    } else {
+        const __m512i low = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            __m512i v = plane(i);
+            q[i] = _mm512_and_si512(v, low);
+            q[i + 4] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+        }
+        if constexpr (bits == 5) {
+            const __m512i h = plane(4), bit = _mm512_set1_epi8(16);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j) {
+                __m512i v = j < 4 ? _mm512_slli_epi16(h, 4 - j) : _mm512_srli_epi16(h, j - 4);
+                q[j] = _mm512_ternarylogic_epi32(q[j], v, bit, 0xf8);
+            }
+        }
+        if constexpr (bits == 6) {
+            const __m512i pair = _mm512_set1_epi8(48);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                const __m512i h = plane(4 + i);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j) {
+                    __m512i v = j < 2 ? _mm512_slli_epi16(h, 4 - 2 * j) : _mm512_srli_epi16(h, 2 * j - 4);
+                    q[4 * i + j] = _mm512_ternarylogic_epi32(q[4 * i + j], v, pair, 0xf8);
+                }
+            }
+        }
+    }
+    if constexpr (f.table != Table::kNone) {
+        alignas(16) static constexpr int8_t values[2][16] = {
+            {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+            {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
+        __m128i t = _mm_load_si128(reinterpret_cast<const __m128i*>(values[f.table == Table::kMXFP4]));
+        if constexpr (!Signed) t = _mm_xor_si128(t, _mm_set1_epi8(-128));
+        const __m512i table = _mm512_broadcast_i32x4(t);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) q[j] = _mm512_shuffle_epi8(table, q[j]);
+    } else if constexpr (Signed && f.offset != 0) {
+        const __m512i offset = _mm512_set1_epi8(char(f.offset));
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) q[j] = _mm512_sub_epi8(q[j], offset);
+    }
+}
+
+// d and min of the subgroups of group g.
+template <Dtype T>
+LEAFAGE_INLINE void load_scales(const uint8_t* scales, int g, __m512 d[2], __m512 min[2]) {
+    constexpr Format f = format_of(T);
+    const uint8_t* record = scales + size_t(unsigned(g) / f.scale_groups) * f.scale_bytes;
+    const int sub = int(unsigned(g) % f.scale_groups) * f.subgroups;
+    if constexpr (f.scales == Scales::kF16) {
+        d[0] = load_half(record);
+    } else if constexpr (f.scales == Scales::kF16Min) {
+        d[0] = load_half(record);
+        min[0] = load_half(record + 32);
+    } else if constexpr (f.scales == Scales::kE8M0) {
+        __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(record)));
+        __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+        __mmask16 tiny = _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2));
+        d[0] = _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, tiny, _mm512_set1_epi32(0x00200000), e));
+    } else if constexpr (f.scales == Scales::kSub8Min) {
+        d[0] = _mm512_mul_ps(load_half(record + 256), load_u8(record + sub * 16));
+        min[0] = negate(_mm512_mul_ps(load_half(record + 288), load_u8(record + 128 + sub * 16)));
+    } else if constexpr (f.scales == Scales::kSub4Min) {
+        const __m512 dd = load_half(record + 256), dm = load_half(record + 288);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+            __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(record + (sub + h) * 16)));
+            d[h] = _mm512_mul_ps(dd, _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15))));
+            min[h] = negate(_mm512_mul_ps(dm, _mm512_cvtepi32_ps(_mm512_srli_epi32(both, 4))));
+        }
+    } else if constexpr (f.scales == Scales::kSub16) {
+        const __m512 dd = load_half(record + 256);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) d[h] = _mm512_mul_ps(dd, load_i8(record + (sub + h) * 16));
+    } else {
+        static_assert(f.scales == Scales::kSub8);
+        d[0] = _mm512_mul_ps(load_half(record + 128), load_i8(record + sub * 16));
+    }
+}
+
+// One group against R rows: xq [R][32], dx [R], aux [subgroups][stride] at this group.
+template <int Subgroups, bool Min, int R>
+LEAFAGE_INLINE void group_rows(const __m512i q[8], const __m512 d[2], const __m512 min[2], const uint8_t* xq,
+                               const float* dx, const uint8_t* aux, int stride, __m512 acc[R]) {
+    constexpr int quads = 8 / Subgroups;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (int h = 0; h < Subgroups; ++h) {
+            const uint8_t* value = aux + 4 * (size_t(h) * size_t(stride) + size_t(r));
+            int32_t start = 0;
+            if constexpr (!Min) std::memcpy(&start, value, 4);
+            __m512i dot = Min ? _mm512_setzero_si512() : _mm512_set1_epi32(start);
+#pragma GCC unroll 8
+            for (int j = 0; j < quads; ++j) {
+                int32_t four;
+                std::memcpy(&four, xq + r * kGroup + 4 * (h * quads + j), 4);
+                dot = _mm512_dpbusd_epi32(dot, q[h * quads + j], _mm512_set1_epi32(four));
+            }
+            acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(d[h], _mm512_set1_ps(dx[r])), acc[r]);
+            if constexpr (Min) {
+                float sum;
+                std::memcpy(&sum, value, 4);
+                acc[r] = _mm512_fmadd_ps(min[h], _mm512_set1_ps(sum), acc[r]);
+            }
+        }
+    }
+}
+
+template <int Subgroups, bool Min, int R>
+static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                        size_t aux_at, float* out) {
+    const int stride = layout.tile_rows;  // kTileRows
+    const uint8_t* xq = tile + size_t(begin) * kTileRows * kGroup;
+    const float* dx = reinterpret_cast<const float*>(tile + layout.dx) + begin * kTileRows;
+    const uint8_t* aux = tile + aux_at + size_t(begin) * kTileRows * 4 * Subgroups;
+    __m512 acc[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + r * kPanel);
+    for (int g = begin; g < end; ++g) {
+        __m512i q[8];
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) q[j] = _mm512_load_si512(weights + 64 * j);
+        __m512 d[2], min[2];
+#pragma GCC unroll 2
+        for (int h = 0; h < Subgroups; ++h) {
+            d[h] = _mm512_load_ps(weights + 512 + 64 * h);
+            if constexpr (Min) min[h] = _mm512_load_ps(weights + 512 + 64 * (Subgroups + h));
+        }
+        group_rows<Subgroups, Min, R>(q, d, min, xq, dx, aux, kTileRows, acc);
+        weights += unpacked_bytes(Subgroups, Min);
+        xq += kTileRows * kGroup;
+        dx += kTileRows;
+        aux += kTileRows * 4 * Subgroups;
+    }
+    (void)stride;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
+}
+
+// Two inputs (even, odd) of 16 lanes as float.
+template <Dtype T>
+LEAFAGE_INLINE void load_pair(const uint8_t* panel, int k, __m512& even, __m512& odd) {
+    if constexpr (T == Dtype::F32) {
+        even = _mm512_loadu_ps(panel + size_t(k) * 64);
+        odd = _mm512_loadu_ps(panel + size_t(k) * 64 + 64);
+    } else if constexpr (T == Dtype::F16) {
+        even = load_half(panel + size_t(k) * 32);
+        odd = load_half(panel + size_t(k) * 32 + 32);
+    } else {
+        __m512i v = _mm512_loadu_si512(panel + size_t(k) * 32);
+        even = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+        odd = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int(0xffff0000u))));
+    }
+}
+
+template <Dtype T>
+LEAFAGE_INLINE __m512 load_last(const uint8_t* panel, int k) {  // k even, no pair
+    if constexpr (T == Dtype::F32) {
+        return _mm512_loadu_ps(panel + size_t(k) * 64);
+    } else if constexpr (T == Dtype::F16) {
+        return load_half(panel + size_t(k) * 32);
+    } else {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(panel + size_t(k) * 32), 16));
+    }
+}
+
+// Rows of a float tile: up to 8 at a time (16 accumulators). `x` is [k][stride].
+template <Dtype T, int R>
+LEAFAGE_INLINE void float_rows(const uint8_t* panel, int begin, int end, const float* x, int stride, float* out) {
+    constexpr int odd_at = kTileRows * kPanel;
+    __m512 even[R], odd[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        even[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + r * kPanel);
+        odd[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + odd_at + r * kPanel);
+    }
+    int k = begin;
+    x += size_t(begin) * size_t(stride);
+    for (; k + 2 <= end; k += 2) {
+        __m512 w0, w1;
+        load_pair<T>(panel, k - begin, w0, w1);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            even[r] = _mm512_fmadd_ps(w0, _mm512_set1_ps(x[r]), even[r]);
+            odd[r] = _mm512_fmadd_ps(w1, _mm512_set1_ps(x[stride + r]), odd[r]);
+        }
+        x += 2 * stride;
+    }
+    if (k < end) {
+        __m512 w0 = load_last<T>(panel, k - begin);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) even[r] = _mm512_fmadd_ps(w0, _mm512_set1_ps(x[r]), even[r]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        _mm512_store_ps(out + r * kPanel, even[r]);
+        _mm512_store_ps(out + odd_at + r * kPanel, odd[r]);
+    }
+}
+
+template <int R>
+static void tile_float(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                       float* acc) {
+    constexpr int first = R < 8 ? R : 8;
+    const float* x = reinterpret_cast<const float*>(tile + layout.floats);
+    float_rows<Dtype::F32, first>(weights, begin, end, x, kTileRows, acc);
+    if constexpr (R > 8) float_rows<Dtype::F32, R - 8>(weights, begin, end, x + 8, kTileRows, acc + 8 * kPanel);
+}
+
+template <Dtype T>
+static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
+    constexpr Format f = format_of(T);
+    if constexpr (f.quantized()) {
+        const uint8_t* scales = panel + size_t(k / kGroup) * f.group_bytes();
+        uint8_t* at = to;
+        for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
+            __m512i q[8];
+            __m512 d[2], min[2];
+            load_codes<T, false>(panel + size_t(g) * f.group_bytes(), q);
+            load_scales<T>(scales, g, d, min);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j) _mm512_store_si512(at + 64 * j, q[j]);
+#pragma GCC unroll 2
+            for (int h = 0; h < f.subgroups; ++h) {
+                _mm512_store_ps(at + 512 + 64 * h, d[h]);
+                if constexpr (f.has_min) _mm512_store_ps(at + 512 + 64 * (f.subgroups + h), min[h]);
+            }
+        }
+        return to;
+    } else if constexpr (T == Dtype::F32) {
+        return panel + size_t(begin) * 64;
+    } else {
+        auto* out = reinterpret_cast<float*>(to);
+        const uint8_t* from = panel + size_t(begin) * 32;
+        int i = 0;
+        for (; i + 2 <= end - begin; i += 2) {
+            __m512 even, odd;
+            load_pair<T>(from, i, even, odd);
+            _mm512_store_ps(out + i * kPanel, even);
+            _mm512_store_ps(out + (i + 1) * kPanel, odd);
+        }
+        if (i < end - begin) _mm512_store_ps(out + i * kPanel, load_last<T>(from, i));
+        return to;
+    }
+}
+
+constexpr int kPrefetchBytes = 2048;
+
+// Up to 4 rows: codes go from the panel through registers into the dot products.
+template <Dtype T, int R>
+static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* out) {
+    constexpr Format f = format_of(T);
+    if constexpr (!f.quantized()) {
+        float_rows<T, R>(panel, 0, layout.k, reinterpret_cast<const float*>(tile + layout.floats), R, out);
+    } else {
+        const int groups = layout.groups;
+        const uint8_t* scales = panel + size_t(groups) * f.group_bytes();
+        const uint8_t* xq = tile;
+        const float* dx = reinterpret_cast<const float*>(tile + layout.dx);
+        const uint8_t* aux = tile + layout.aux[aux_of(f)];
+        __m512 acc[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
+        for (int g = 0; g < groups; ++g) {
+#pragma GCC unroll 8
+            for (int i = 0; i < f.group_bytes() / 64; ++i)
+                _mm_prefetch(reinterpret_cast<const char*>(panel + kPrefetchBytes + 64 * i), _MM_HINT_T0);
+            __m512i q[8];
+            __m512 d[2], min[2];
+            load_codes<T, false>(panel, q);
+            load_scales<T>(scales, g, d, min);
+            group_rows<f.subgroups, f.has_min, R>(q, d, min, xq, dx, aux, R, acc);
+            panel += f.group_bytes();
+            xq += R * kGroup;
+            dx += R;
+            aux += R * 4 * f.subgroups;
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
+    }
+}
+
+#include "linear_types_impl.h"
+
+#undef LEAFAGE_INLINE
+
+}  // namespace LEAFAGE_ISA_NAMESPACE
+}  // namespace leafage

@@ -1,0 +1,142 @@
+// linear and embed: how the work is split. The arithmetic is in linear_<isa>_impl.h, the contract in
+// linear_layout.h. Included once per instruction set.
+#include "linear_layout.h"
+
+#if defined(LEAFAGE_AVX512)
+#include "linear_avx512_impl.h"
+#else
+#include "linear_plain_impl.h"
+#endif
+
+namespace leafage {
+namespace LEAFAGE_ISA_NAMESPACE {
+
+// Row tiles of a call: all of tile_rows rows; only a tile's real rows are stored.
+struct RowTiles {
+    const uint8_t* base;
+    TileLayout layout;
+    int rows, count;
+};
+
+// Rows a tile kernel computes for n real ones.
+static inline int kernel_rows(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : n <= 8 ? 8 : n <= 12 ? 12 : 16; }
+
+static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,
+                              const float* acc_odd) {
+    for (int r = 0; r < rows; ++r) {
+        float value[kPanel];
+        for (int l = 0; l < kPanel; ++l) value[l] = acc[r * kPanel + l];
+        if (acc_odd)
+            for (int l = 0; l < kPanel; ++l) value[l] += acc_odd[r * kPanel + l];
+        float* out = a.out + size_t(first_row + r) * size_t(a.ldo) + column;
+        if (lanes == kPanel) {
+            if (a.bias)
+                for (int l = 0; l < kPanel; ++l) value[l] += a.bias[column + l];
+            if (a.accumulate)
+                for (int l = 0; l < kPanel; ++l) value[l] = out[l] + value[l];
+            std::memcpy(out, value, sizeof value);
+        } else {
+            for (int l = 0; l < lanes; ++l) {
+                float v = value[l];
+                if (a.bias) v += a.bias[column + l];
+                out[l] = a.accumulate ? out[l] + v : v;
+            }
+        }
+    }
+}
+
+// One panel against the row tiles [first_tile, end_tile).
+static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_index, int column, const RowTiles& x,
+                      int first_tile, int end_tile, Worker& worker) {
+    const TypeKernels& type = type_kernels(w.dtype);
+    const Format& f = w.format();
+    const uint8_t* panel = w.panel(panel_index);
+    const int lanes = w.rows - panel_index * kPanel < kPanel ? w.rows - panel_index * kPanel : kPanel;
+    const TileLayout& layout = x.layout;
+    float* acc = reinterpret_cast<float*>(worker.scratch + kUnpackBytes);
+    float* odd = f.quantized() ? nullptr : acc + kTileRows * kPanel;
+
+    if (layout.tile_rows <= kDirectRows) {
+        type.direct[layout.tile_rows - 1](panel, x.base, layout, acc);
+        store_rows(a, 0, x.rows, column, lanes, acc, odd);
+        return;
+    }
+    uint8_t* unpacked = worker.scratch;
+    const int units = f.quantized() ? layout.groups : layout.k;  // of k
+    const int step = f.quantized() ? kUnpackGroups : kUnpackFloats;
+    for (int begin = 0; begin < units; begin += step) {
+        int end = begin + step < units ? begin + step : units;
+        const uint8_t* weights = type.unpack(panel, layout.k, begin, end, unpacked);
+        for (int t = first_tile; t < end_tile; ++t) {
+            int rows = x.rows - t * kTileRows < kTileRows ? x.rows - t * kTileRows : kTileRows;
+            type.tile(kernel_rows(rows), weights, begin, end, x.base + size_t(t) * layout.bytes, layout,
+                      acc + (t - first_tile) * 2 * kTileRows * kPanel);
+        }
+    }
+    for (int t = first_tile; t < end_tile; ++t) {
+        int rows = x.rows - t * kTileRows < kTileRows ? x.rows - t * kTileRows : kTileRows;
+        int at = (t - first_tile) * 2 * kTileRows * kPanel;
+        store_rows(a, t * kTileRows, rows, column, lanes, acc + at, odd ? odd + at : nullptr);
+    }
+}
+
+static void linear(const LinearArgs& a, Worker& worker) {
+    if (a.rows <= 0) return;
+    const int k = a.weights[0]->cols;
+    unsigned mask = 0;
+    int panels = 0;
+    for (int i = 0; i < a.num_weights; ++i) {
+        mask |= 1u << aux_of(a.weights[i]->format());
+        panels += a.weights[i]->panels;
+    }
+    const int tile_rows = a.rows <= kDirectRows ? a.rows : kTileRows;
+    RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows))};
+    if (a.rows <= kDirectRows && x.layout.bytes <= kPrivateBytes) {
+        // Cheaper for every thread to quantize the few rows itself than to wait for the others.
+        uint8_t* tile = worker.scratch + kUnpackBytes + kAccBytes;
+        fill_tile(a.x, a.ldx, a.rows, mask, x.layout, tile);
+        x.base = tile;
+    } else {
+        for (int t = worker.index; t < x.count; t += worker.count) {
+            int rows = a.rows - t * tile_rows < tile_rows ? a.rows - t * tile_rows : tile_rows;
+            fill_tile(a.x + size_t(t) * tile_rows * size_t(a.ldx), a.ldx, rows, mask, x.layout,
+                      a.shared + size_t(t) * x.layout.bytes);
+        }
+        worker.barrier();
+    }
+
+    // A task is a run of panels against a block of row tiles.
+    const int row_blocks = int(ceil_div(x.count, kBlockTiles));
+    const int wanted = worker.count * 8;  // tasks, so that a delayed thread costs little
+    int run = int(int64_t(panels) * row_blocks / wanted);
+    if (run < 1 || worker.count == 1) run = worker.count == 1 ? panels : 1;
+    const int runs = int(ceil_div(panels, run));
+    for (int64_t task; (task = worker.take()) < int64_t(runs) * row_blocks;) {
+        int first_tile = int(task / runs) * kBlockTiles;
+        int end_tile = first_tile + kBlockTiles < x.count ? first_tile + kBlockTiles : x.count;
+        int begin = int(task % runs) * run, end = begin + run < panels ? begin + run : panels;
+        int base = 0, column = 0;
+        for (int i = 0; i < a.num_weights; ++i) {
+            const PackedWeight& w = *a.weights[i];
+            int from = begin - base > 0 ? begin - base : 0;
+            int to = end - base < w.panels ? end - base : w.panels;
+            for (int p = from; p < to; ++p)
+                run_panel(a, w, p, column + p * kPanel, x, first_tile, end_tile, worker);
+            base += w.panels;
+            column += w.rows;
+        }
+    }
+}
+
+static void embed(const EmbedArgs& a, Worker& worker) {
+    const int cols = a.table->cols;
+    for (int64_t r; (r = worker.take()) < a.rows;) {
+        float* out = a.out + size_t(r) * size_t(a.ldo);
+        dequantize_row(*a.table, a.token_ids[r], out);
+        if (a.scale != 1.0f)
+            for (int k = 0; k < cols; ++k) out[k] *= a.scale;
+    }
+}
+
+}  // namespace LEAFAGE_ISA_NAMESPACE
+}  // namespace leafage

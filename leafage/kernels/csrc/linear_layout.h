@@ -1,0 +1,74 @@
+// How quantized activations and unpacked weights lie in scratch memory; the same on every instruction set.
+#pragma once
+#include "kernels.h"
+#include "weights.h"
+
+namespace leafage {
+
+// The exact arithmetic of a quantized linear, per row and output, groups g of 32 inputs in ascending order:
+//   dx[g] = absmax(x[g]) / 127, xq = round_half_even(x * (127 / absmax)), an int8 in [-127, 127];
+//   for each subgroup (all 32, or 16 + 16) of the weight type: dot = sum of q * xq, an exact int32;
+//   acc = fma(float(dot), d * dx, acc), then, for types with a minimum, acc = fma(min, dx * float(sum xq), acc).
+// Float weights: two chains, even and odd inputs: acc[k % 2] = fma(w[k], x[k], acc[k % 2]); then acc[0] + acc[1].
+// After that: acc + bias, then out + acc. The plain variant rounds the product instead of fusing.
+// A group with a NaN or an infinity has dx = NaN; one with absmax < 1e-30 counts as zero.
+
+// Besides xq and dx a weight type needs one more value per subgroup: -bias * sum(xq) (int32, where the dot
+// product starts), or dx * sum(xq) (float).
+enum Aux : int { kInit8, kInit16, kInit128, kSum, kInit4Half, kInit32Half, kSumHalf, kNumAux };
+constexpr int kFloatRows = kNumAux;  // mask bit: the call has float weights
+
+constexpr bool aux_is_half(int aux) { return aux >= kInit4Half; }
+constexpr int aux_bias(int aux) {
+    return aux == kInit8 ? 8 : aux == kInit16 ? 16 : aux == kInit128 ? 128 : aux == kInit4Half ? 4 : aux == kInit32Half ? 32 : 0;
+}
+constexpr int aux_of(const Format& f) {
+    if (!f.quantized()) return kFloatRows;
+    if (f.has_min) return f.subgroups == 2 ? kSumHalf : kSum;
+    if (f.subgroups == 2) return f.bias() == 4 ? kInit4Half : kInit32Half;
+    return f.bias() == 8 ? kInit8 : f.bias() == 16 ? kInit16 : kInit128;
+}
+
+// A tile of R rows: xq int8 [groups][R][32], dx float [groups][R], each aux [groups or 2 groups][R],
+// and, for float weights, x float [k][R].
+struct TileLayout {
+    int tile_rows, k, groups;
+    size_t dx, aux[kNumAux], floats, bytes;
+
+    TileLayout(int tile_rows, int k, unsigned mask) : tile_rows(tile_rows), k(k), groups(0) {
+        size_t at = 0, rows = size_t(tile_rows);
+        if (mask & ((1u << kNumAux) - 1)) {
+            groups = k / kGroup;
+            at = size_t(groups) * rows * kGroup;
+        }
+        dx = at;
+        at += size_t(groups) * rows * 4;
+        for (int a = 0; a < kNumAux; ++a) {
+            aux[a] = at;
+            if (mask & (1u << a)) at += size_t(groups) * rows * 4 * (aux_is_half(a) ? 2 : 1);
+        }
+        at = (at + 63) / 64 * 64;
+        floats = at;
+        if (mask & (1u << kFloatRows)) at += size_t(k) * rows * 4;
+        bytes = (at + 63) / 64 * 64;
+    }
+};
+
+constexpr int kTileRows = 16;
+constexpr int kDirectRows = 4;      // up to here weights are used straight from the panel
+constexpr int kBlockTiles = 16;     // row tiles that share one unpacked panel
+constexpr int kUnpackGroups = 32;   // groups unpacked at a time; a multiple of 8
+constexpr int kUnpackFloats = 512;  // float inputs unpacked at a time; even
+
+// An unpacked group: codes [8 quads][16 lanes][4], then d [subgroups][16] and min [subgroups][16] as float.
+constexpr int unpacked_bytes(int subgroups, bool has_min) { return 512 + 64 * subgroups * (has_min ? 2 : 1); }
+
+// Worker scratch: unpacked weights, accumulators [tile][2][16 rows][16 lanes], and the private tile of a small call.
+constexpr size_t kUnpackBytes =
+    size_t(kUnpackGroups) * unpacked_bytes(2, true) > size_t(kUnpackFloats) * 64 ? size_t(kUnpackGroups) * unpacked_bytes(2, true)
+                                                                               : size_t(kUnpackFloats) * 64;
+constexpr size_t kAccBytes = size_t(kBlockTiles) * 2 * kTileRows * kPanel * 4;
+constexpr size_t kPrivateBytes = size_t(256) << 10;
+constexpr size_t kLinearScratch = kUnpackBytes + kAccBytes + kPrivateBytes;
+
+}  // namespace leafage

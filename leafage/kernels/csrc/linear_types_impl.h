@@ -1,0 +1,50 @@
+// The kernels of every weight type as a table. Included by linear_<isa>_impl.h, which defines
+//   template <Dtype T, int R> void direct(panel, tile, layout, acc);
+//   template <Dtype T> const uint8_t* unpack(panel, k, begin, end, to);   // returns where the unpacked weights are
+//   template <int Subgroups, bool Min, int R> void tile_groups(...), template <int R> void tile_float(...)
+
+// acc: [16 rows][16 lanes], and another such for the odd chain of float weights. begin, end: groups or inputs.
+struct TypeKernels {
+    void (*direct[kDirectRows])(const uint8_t* panel, const uint8_t* tile, const TileLayout&, float* acc);
+    const uint8_t* (*unpack)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);
+    void (*tile)(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, float* acc);
+};
+
+template <Dtype T, int R>
+static inline void tile_of(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                           float* acc) {
+    constexpr Format f = format_of(T);
+    if constexpr (!f.quantized())
+        tile_float<R>(weights, begin, end, tile, layout, acc);
+    else
+        tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], acc);
+}
+
+template <Dtype T>
+static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                     float* acc) {
+    switch (rows) {
+        case 1: return tile_of<T, 1>(weights, begin, end, tile, layout, acc);
+        case 2: return tile_of<T, 2>(weights, begin, end, tile, layout, acc);
+        case 4: return tile_of<T, 4>(weights, begin, end, tile, layout, acc);
+        case 6: return tile_of<T, 6>(weights, begin, end, tile, layout, acc);
+        case 8: return tile_of<T, 8>(weights, begin, end, tile, layout, acc);
+        case 12: return tile_of<T, 12>(weights, begin, end, tile, layout, acc);
+        default: return tile_of<T, 16>(weights, begin, end, tile, layout, acc);
+    }
+}
+
+template <Dtype T>
+static constexpr TypeKernels kernels_of() {
+    return {{direct<T, 1>, direct<T, 2>, direct<T, 3>, direct<T, 4>}, unpack<T>, tile_any<T>};
+}
+
+static const TypeKernels& type_kernels(Dtype dtype) {
+    static constexpr TypeKernels table[kNumDtypes] = {
+        kernels_of<Dtype::F32>(),  kernels_of<Dtype::F16>(),    kernels_of<Dtype::BF16>(),   kernels_of<Dtype::Q4_0>(),
+        kernels_of<Dtype::Q4_1>(), kernels_of<Dtype::Q5_0>(),   kernels_of<Dtype::Q5_1>(),   kernels_of<Dtype::Q8_0>(),
+        kernels_of<Dtype::Q2_K>(), kernels_of<Dtype::Q3_K>(),   kernels_of<Dtype::Q4_K>(),   kernels_of<Dtype::Q5_K>(),
+        kernels_of<Dtype::Q6_K>(), kernels_of<Dtype::IQ4_NL>(), kernels_of<Dtype::IQ4_XS>(), kernels_of<Dtype::MXFP4>(),
+    };
+    return table[int(dtype)];
+}

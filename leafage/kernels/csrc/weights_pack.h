@@ -1,0 +1,13 @@
+// From the file's blocks to panels, and codes back out of a panel.
+#pragma once
+#include "weights.h"
+
+namespace leafage {
+
+// Fill all panels of `w` (zeroed memory at `data`, which is w.data).
+void pack_panels(const PackedWeight& w, uint8_t* data, const uint8_t* raw, int num_threads);
+
+// The codes of one lane in a group of a panel: byte t of quads[j] is the code of input 4j + t.
+void read_codes(int bits, const uint8_t* group, int lane, uint32_t quads[8]);
+
+}  // namespace leafage
