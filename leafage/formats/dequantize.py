@@ -108,9 +108,9 @@ def num_bytes(dtype: str, shape: Sequence[int]) -> int:
         count *= int(dim)
     if weights > 1 and (not shape or int(shape[-1]) % weights):
         raise ModelFileError(
-            f"{dtype} stores rows in blocks of {weights} weights",
-            value=f"shape {tuple(shape)}",
-            limit=f"a row length that is a multiple of {weights}",
+            f"row length of {dtype} weights of shape {tuple(shape)}",
+            value=int(shape[-1]) if shape else None,
+            limit=f"multiples of {weights}",
         )
     return count // weights * size
 

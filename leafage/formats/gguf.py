@@ -9,6 +9,7 @@ Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import struct
 from contextlib import ExitStack
@@ -19,12 +20,12 @@ import numpy as np
 
 from leafage.errors import ModelFileError, ModelNotFoundError
 from leafage.formats.dequantize import BLOCKS, unsupported_dtype
-from leafage.formats.mapped_file import MappedFile, TensorEntry
+from leafage.formats.mapped_file import MappedFile, TensorEntry, quoted
 
-# Metadata and index may take this many bytes: the largest vocabularies in use need a tenth of it.
-MAX_HEADER_BYTES = 128 << 20
+# Metadata and index may take this many bytes: the largest vocabularies in use need a fifth of it.
+MAX_HEADER_BYTES = 64 << 20
 MAX_ENTRIES = 1 << 16
-MAX_TENSORS = 1 << 18
+MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_TENSOR_NAME_BYTES = 1024
 MAX_DIMS = 4
@@ -93,6 +94,8 @@ _UNSUPPORTED_DTYPES = {
     41: "Q1_0",
 }
 
+_AGAIN = "the file is truncated or corrupt: fetch it again"
+_CONVERT = "convert the model anew with current tools"
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<total>\d{5})\.gguf", re.DOTALL)
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -117,14 +120,14 @@ def read_gguf(path: Path) -> tuple[Metadata, list[Part]]:
         UnsupportedError: a tensor has a type that Leafage does not read.
     """
     with ExitStack() as on_error:
-        metadata, parts = _read_parts(path, on_error)
+        result = _read_parts(path, on_error)
         on_error.pop_all()
-    return metadata, parts
+    return result
 
 
 def _read_parts(path: Path, on_error: ExitStack) -> tuple[Metadata, list[Part]]:
     paths = _part_paths(path)
-    if len(paths) > 1 and not path.is_file():
+    if len(paths) > 1 and not os.path.isfile(path):
         raise ModelNotFoundError(f"no such file: {path}", remedy="check the path")
     first: Metadata = {}
     parts: list[Part] = []
@@ -149,12 +152,12 @@ def _read_parts(path: Path, on_error: ExitStack) -> tuple[Metadata, list[Part]]:
         for tensor in tensors:
             if tensor.name in names:
                 raise ModelFileError(
-                    f"{part_path}: tensor {tensor.name!r} is also in part {names[tensor.name].name}"
+                    f"{part_path}: tensor {quoted(tensor.name)} is also in part {names[tensor.name].name}"
                 )
             names[tensor.name] = part_path
         parts.append((file, tensors))
     expected = first.get("split.tensors.count")
-    if len(paths) > 1 and expected is not None and expected != len(names):
+    if len(paths) > 1 and isinstance(expected, int) and expected != len(names):
         raise ModelFileError(
             f"{paths[0]}: the parts together hold the wrong number of tensors",
             value=len(names),
@@ -175,18 +178,16 @@ def _part_paths(path: Path) -> list[Path]:
 
 def _check_split(path: Path, metadata: Metadata, number: int, total: int) -> None:
     count, index = metadata.get("split.count", 1), metadata.get("split.no", 0)
-    if count in (0, 1) and total == 1:
-        return
-    if total == 1:
+    if not (isinstance(count, int) and isinstance(index, int)):
+        raise ModelFileError(f"{path}: split.count or split.no is not a number")
+    if total == 1 and count > 1:
         raise ModelFileError(
-            f"{path} is one part of a split model, but its name does not say so",
-            value=f"split.count {count}",
-            remedy="name the parts NAME-00001-of-000NN.gguf",
+            f"{path} is one of {count} parts of a split model, but its name does not say so",
+            remedy="name the parts NAME-00001-of-000NN.gguf, as they were made",
         )
-    if (index, count) != (number, total):
+    if total > 1 and (index, count) != (number, total):
         raise ModelFileError(
-            f"{path}: the metadata disagrees with the file name",
-            value=f"split.no {index} of split.count {count}",
+            f"{path}: the metadata disagrees with the file name: split.no {index} of split.count {count}",
             limit=f"{number} of {total}",
         )
 
@@ -208,11 +209,11 @@ class _Header:
             start = self.pos
             key = self._string("metadata key", MAX_KEY_BYTES)
             if key in metadata:
-                self._fail(f"metadata key {key!r} appears twice", at=start)
-            metadata[key] = self._value(key)
+                self._fail(f"metadata key {quoted(key)} appears twice", at=start)
+            metadata[key] = self._value(quoted(key))
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not (isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0):
-            self._fail("general.alignment is no power of two", value=alignment)
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+            self._fail("general.alignment", value=alignment, limit="powers of two")
         index = [self._index_entry() for _ in range(num_tensors)]
         data_start = (self.pos + alignment - 1) // alignment * alignment
         return metadata, self._check_index(index, data_start, alignment)
@@ -222,53 +223,55 @@ class _Header:
         if magic == b"FUGG":
             self._big_endian()
         if magic != b"GGUF":
-            remedy = "fetch the file again, or name a .gguf file"
+            remedy = "name a .gguf file, or fetch it again"
             if self.buffer[:7] == b"version":
-                remedy = "this is a Git LFS pointer; fetch the file itself (git lfs pull)"
-            self._fail(
-                "not a GGUF file: wrong magic", value=repr(magic), limit="b'GGUF'", remedy=remedy, at=0
-            )
+                remedy = "this is a Git LFS pointer: fetch the file itself (git lfs pull)"
+            self._fail("not a GGUF file: its magic", value=magic, limit=b"GGUF", remedy=remedy, at=0)
         self.pos = 4
         version = self._u32("version")
         if version & 0xFFFF == 0 and version:
             self._big_endian()
         if version not in (2, 3):
-            self._fail("GGUF version", value=version, limit="2 and 3", remedy="convert the model anew", at=4)
+            self._fail("GGUF version", value=version, limit="2 and 3", remedy=_CONVERT, at=4)
         num_tensors = self._u64("number of tensors")
         num_entries = self._u64("number of metadata entries")
         # The shortest entry takes 14 bytes (key of one byte, one-byte value), the shortest tensor 33.
-        self._check_count("tensors", num_tensors, MAX_TENSORS, 33, at=8)
-        self._check_count("metadata entries", num_entries, MAX_ENTRIES, 14, at=16)
+        left = self.end - self.pos
+        for what, count, limit, at in (
+            ("tensors", num_tensors, min(MAX_TENSORS, left // 33), 8),
+            ("metadata entries", num_entries, min(MAX_ENTRIES, left // 14), 16),
+        ):
+            if count > limit:
+                self._fail(f"number of {what}", value=count, limit=limit, at=at, remedy=_AGAIN)
         return num_tensors, num_entries
 
     def _value(self, key: str) -> Any:
-        kind = self._u32(f"type of {key!r}")
+        """The value of an entry; `key` for messages."""
+        kind = self._u32(f"type of {key}")
         if kind == _STRING:
-            return self._string(f"value of {key!r}", MAX_HEADER_BYTES)
+            return self._string(f"value of {key}", MAX_HEADER_BYTES)
         if kind in _SCALARS:
             value = self._numbers(kind, 1, key)[0]
             return value.item()
         if kind != _ARRAY:
-            self._fail(
-                f"unknown type of metadata value {key!r}", value=kind, limit="0 to 12", at=self.pos - 4
-            )
-        kind = self._u32(f"element type of {key!r}")
-        count = self._u64(f"length of {key!r}")
+            self._fail(f"unknown type of metadata value {key}", value=kind, limit="0 to 12", at=self.pos - 4)
+        kind = self._u32(f"element type of {key}")
+        count = self._u64(f"length of {key}")
         if kind == _STRING:
             return self._strings(count, key)
         if kind in _SCALARS:
             return self._numbers(kind, count, key)
         if kind == _ARRAY:
-            self._fail(f"{key!r} is an array of arrays, which no model uses", at=self.pos - 12)
-        self._fail(f"unknown element type of array {key!r}", value=kind, limit="0 to 12", at=self.pos - 12)
+            self._fail(f"{key} is an array of arrays, which no model uses", at=self.pos - 12)
+        self._fail(f"unknown element type of array {key}", value=kind, limit="0 to 12", at=self.pos - 12)
 
     def _numbers(self, kind: int, count: int, key: str) -> np.ndarray:
         dtype = _SCALARS[kind]
-        start = self._take(count * dtype.itemsize, f"{count} values of {key!r}")
+        start = self._take(count * dtype.itemsize, f"{count} values of {key}")
         values = np.frombuffer(self.buffer[start : self.pos], dtype=dtype)
         if kind == _BOOL:
             if count and values.max() > 1:
-                self._fail(f"boolean {key!r} is neither 0 nor 1", value=int(values.max()), at=start)
+                self._fail(f"boolean {key} is neither 0 nor 1", value=int(values.max()), at=start)
             return values.view(np.bool_)
         return values
 
@@ -276,12 +279,12 @@ class _Header:
         """`count` strings. A vocabulary has hundreds of thousands, most of them a few bytes long, so whole
         windows are cut at once where that is provably the same as reading one by one."""
         if count > (self.end - self.pos) // 8:
-            self._short(8 * count, f"{count} strings of {key!r}")
+            self._short(8 * count, f"{count} strings of {key}")
         out: list[str] = []
         while len(out) < count:
             out += self._short_strings(count - len(out))
             for _ in range(min(256, count - len(out))):
-                out.append(self._string(f"{key!r}[{len(out)}]", MAX_HEADER_BYTES))
+                out.append(self._string(f"{key}[{len(out)}]", MAX_HEADER_BYTES))
         return out
 
     def _short_strings(self, limit: int) -> list[str]:
@@ -317,15 +320,16 @@ class _Header:
     def _index_entry(self) -> tuple[int, TensorEntry]:
         start = self.pos
         name = self._string("tensor name", MAX_TENSOR_NAME_BYTES)
-        num_dims = self._u32(f"number of dimensions of {name!r}")
+        label = quoted(name)
+        num_dims = self._u32(f"number of dimensions of {label}")
         if not 1 <= num_dims <= MAX_DIMS:
-            self._fail(f"dimensions of tensor {name!r}", value=num_dims, limit=f"1 to {MAX_DIMS}", at=start)
-        shape = tuple(self._u64(f"shape of {name!r}") for _ in range(num_dims))[::-1]
-        kind = self._u32(f"type of {name!r}")
-        offset = self._u64(f"offset of {name!r}")
+            self._fail(f"dimensions of tensor {label}", value=num_dims, limit=f"1 to {MAX_DIMS}", at=start)
+        shape = tuple(self._u64(f"shape of {label}") for _ in range(num_dims))[::-1]
+        kind = self._u32(f"type of {label}")
+        offset = self._u64(f"offset of {label}")
         if kind not in _DTYPES:
             dtype = _UNSUPPORTED_DTYPES.get(kind, f"number {kind}, unknown")
-            raise unsupported_dtype(dtype, f" (tensor {name!r} of {self.path})")
+            raise unsupported_dtype(dtype, f" (tensor {label} of {self.path})")
         dtype = _DTYPES[kind]
         weights, block_bytes = BLOCKS[dtype]
         count = 1
@@ -333,7 +337,7 @@ class _Header:
             count *= dim
         if count == 0 or shape[-1] % weights:
             self._fail(
-                f"shape of {dtype} tensor {name!r}",
+                f"shape of {dtype} tensor {label}",
                 value=list(shape),
                 limit=f"no dimension 0, rows of a multiple of {weights}",
                 at=start,
@@ -348,24 +352,23 @@ class _Header:
         tensors: dict[str, TensorEntry] = {}
         for start, t in index:
             if t.name in tensors:
-                self._fail(f"tensor {t.name!r} appears twice", at=start)
+                self._fail(f"tensor {quoted(t.name)} appears twice", at=start)
             if t.offset % alignment:
-                self._fail(
-                    f"offset of {t.name!r}", value=t.offset, limit=f"multiple of {alignment}", at=start
-                )
+                what = f"offset of tensor {quoted(t.name)}"
+                self._fail(what, value=t.offset, limit=f"multiples of {alignment}", at=start)
             if t.offset + t.num_bytes > room:
                 self._fail(
-                    f"tensor {t.name!r} reaches beyond the end of the file",
-                    value=f"{t.num_bytes} bytes of {t.dtype} {list(t.shape)} at offset {t.offset}",
-                    limit=f"{room} bytes of data",
+                    f"end of {t.dtype} tensor {quoted(t.name)} {list(t.shape)} in the data",
+                    value=t.offset + t.num_bytes,
+                    limit=f"{room} bytes of data in the file",
                     at=start,
-                    remedy="the file is truncated or corrupt: fetch it again",
+                    remedy=_AGAIN,
                 )
             tensors[t.name] = TensorEntry(t.name, t.shape, t.dtype, data_start + t.offset, t.num_bytes)
         by_offset = sorted(tensors.values(), key=lambda t: t.offset)
         for one, two in itertools.pairwise(by_offset):
             if one.offset + one.num_bytes > two.offset:
-                self._fail(f"tensors {one.name!r} and {two.name!r} overlap", at=two.offset)
+                self._fail(f"tensors {quoted(one.name)} and {quoted(two.name)} overlap", at=two.offset)
         return list(tensors.values())
 
     def _take(self, num_bytes: int, what: str) -> int:
@@ -392,33 +395,23 @@ class _Header:
         try:
             return self.buffer[start : self.pos].decode("utf-8")
         except UnicodeDecodeError as error:
-            self._fail(
-                f"{what} is not UTF-8", value=repr(error.object[error.start :][:8]), at=start + error.start
-            )
-
-    def _check_count(self, what: str, count: int, limit: int, min_bytes: int, at: int) -> None:
-        fitting = (self.size - self.pos) // min_bytes
-        if count > min(limit, fitting):
-            self._fail(f"number of {what}", value=count, limit=min(limit, fitting), at=at)
+            bad = bytes(error.object[error.start : error.start + 8])
+            self._fail(f"{what} is not UTF-8", value=bad, at=start + error.start)
 
     def _short(self, num_bytes: int, what: str) -> NoReturn:
+        left = self.end - self.pos
         if self.end < self.size:
             self._fail(
-                f"{what} reaches beyond the largest header",
-                value=f"{num_bytes} bytes",
-                limit=f"{MAX_HEADER_BYTES} bytes of metadata and index",
+                f"bytes of {what}",
+                value=num_bytes,
+                limit=f"{left}: a header of {MAX_HEADER_BYTES} bytes in all",
             )
         self._fail(
-            f"the file ends inside the header: {what}",
-            value=f"{num_bytes} bytes expected",
-            limit=f"{self.end - self.pos} bytes left",
-            remedy="the file is truncated or corrupt: fetch it again",
+            f"the file ends early: bytes of {what}", value=num_bytes, limit=f"{left} left", remedy=_AGAIN
         )
 
     def _big_endian(self) -> NoReturn:
-        self._fail(
-            "big-endian GGUF file", limit="little-endian", remedy="convert it with gguf-convert-endian"
-        )
+        self._fail("the file is big-endian", limit="little-endian", remedy=_CONVERT, at=4)
 
     def _fail(
         self,

@@ -39,18 +39,17 @@ class MappedFile:
         try:
             mode = os.stat(path).st_mode
             if not stat.S_ISREG(mode):  # opening a pipe would wait for a writer
-                raise ModelFileError(
-                    f"{path} is not a regular file", value=_kind(mode), remedy="name a model file"
-                )
+                raise ModelFileError(f"{path} is {_kind(mode)}, not a file", remedy="name a model file")
             with open(path, "rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 if self.size == 0:
-                    raise ModelFileError(f"{path} is empty", value="0 bytes", remedy="fetch the file again")
+                    raise ModelFileError(f"{path} is empty", remedy="fetch the file again")
                 self.buffer = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ModelNotFoundError(f"no such file: {path}", remedy="check the path") from error
         except (OSError, ValueError) as error:
-            raise ModelFileError(f"{path} cannot be read", value=str(error)) from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ModelFileError(f"{path} cannot be read: {reason}") from error
         self._array: NDArray[np.uint8] | None = np.frombuffer(self.buffer, dtype=np.uint8)
 
     def view(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
@@ -75,3 +74,8 @@ class MappedFile:
 def _kind(mode: int) -> str:
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
     return next((name for test, name in kinds.items() if test(mode)), "a device")
+
+
+def quoted(name: str) -> str:
+    """A name out of a file, made safe for a message."""
+    return repr(name) if len(name) <= 100 else repr(name[:100]) + "..."

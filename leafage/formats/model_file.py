@@ -110,27 +110,26 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
         ModelFileError: truncated, corrupt or no model.
         UnsupportedError: weights of a type that Leafage does not read, by name.
     """
-    path = Path(path).expanduser()
-    if path.is_dir():
-        return _open_folder(path)
-    if path.suffix in (".safetensors", ".bin", ".pt", ".pth") and path.exists():
-        raise ModelFileError(
-            f"{path} holds weights alone",
-            limit="a .gguf file or a folder with config.json",
-            remedy="name the folder it is in",
+    name = os.path.expanduser(path)
+    if not name:
+        raise ModelNotFoundError(
+            "the path of the model is empty", remedy="name a .gguf file or a model folder"
         )
-    if not path.exists():
-        raise ModelNotFoundError(f"no such file or folder: {path}", remedy="check the path")
+    path = Path(name)
+    if os.path.isdir(path):
+        return _open_folder(path)
+    if path.suffix in (".safetensors", ".bin", ".pt", ".pth") and os.path.isfile(path):
+        raise ModelFileError(f"{path} holds weights alone", remedy="name the model folder it is in")
     metadata, parts = read_gguf(path)
     return _build("gguf", parts[0][0].path, metadata, "general.architecture", parts)
 
 
 def _open_folder(folder: Path) -> ModelFile:
-    config, parts = read_folder(folder)
     extra = {}
     for name in ("generation_config", "tokenizer_config"):
         file = folder / f"{name}.json"
-        extra[name] = read_json(file) if file.is_file() else None
+        extra[name] = read_json(file) if os.path.isfile(file) else None
+    config, parts = read_folder(folder)
     return _build("hf", folder, config, "model_type", parts, folder=folder, **extra)
 
 
@@ -141,5 +140,7 @@ def _build(
     if not isinstance(architecture, str) or not architecture:
         for file, _ in parts:
             file.close()
-        raise ModelFileError(f"{path} does not say its architecture: {key} is missing", value=architecture)
+        raise ModelFileError(
+            f"{path} does not name its architecture", value=architecture, limit=f"a string in {key}"
+        )
     return ModelFile(format, path, architecture, metadata, parts, **extra)

@@ -7,15 +7,16 @@ the raw bytes are needed, mapped. Specification: https://github.com/huggingface/
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from leafage.errors import ModelFileError, ModelNotFoundError, UnsupportedError
-from leafage.formats.mapped_file import MappedFile, TensorEntry
+from leafage.formats.mapped_file import MappedFile, TensorEntry, quoted
 
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
-MAX_JSON_BYTES = 256 << 20
+MAX_JSON_BYTES = 64 << 20
 _INDEX = "model.safetensors.index.json"
 
 # Bytes per element. Integers and booleans may be there as buffers; no weight uses them.
@@ -48,9 +49,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[Part]]:
                 file = MappedFile(folder / name)
             except ModelNotFoundError as error:
                 raise ModelFileError(
-                    f"weights file named in {_INDEX} is missing",
-                    value=str(folder / name),
-                    remedy="fetch the folder again",
+                    f"{folder / name} is named in {_INDEX} but is missing", remedy="fetch the folder again"
                 ) from error
             on_error.callback(file.close)
             tensors = read_header(file)
@@ -65,27 +64,32 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON file that must hold an object.
 
     Raises:
+        ModelNotFoundError: no such file.
         ModelFileError: unreadable, too large, not JSON, not an object, or a name twice in one object.
     """
+    file = MappedFile(path)
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelFileError(f"{path} is too large", value=size, limit=MAX_JSON_BYTES)
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read", value=error.strerror) from error
+        if file.size > MAX_JSON_BYTES:
+            raise ModelFileError(f"bytes of {path}", value=file.size, limit=MAX_JSON_BYTES)
+        data = file.buffer[:]
+    finally:
+        file.close()
     return _parse_object(data, str(path))
 
 
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise ModelFileError(f"{folder} cannot be read: {error.strerror}") from error
+
+
 def _config(folder: Path) -> dict[str, Any]:
-    if not (folder / "config.json").is_file():
-        gguf = sorted(p.name for p in folder.glob("*.gguf"))
-        raise ModelFileError(
-            f"{folder} is not a model folder: it has no config.json",
-            remedy=f"name the file itself: {gguf[0]}"
-            if gguf
-            else "name a .gguf file or a Hugging Face folder",
-        )
+    names = _names(folder)
+    if "config.json" not in names:
+        gguf = [name for name in names if name.endswith(".gguf")]
+        remedy = f"name the file itself: {gguf[0]}" if gguf else "name a .gguf file or a Hugging Face folder"
+        raise ModelFileError(f"{folder} is not a model folder: it has no config.json", remedy=remedy)
     config = read_json(folder / "config.json")
     quantization = config.get("quantization_config")
     if quantization:
@@ -101,8 +105,9 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _weight_map(folder: Path) -> dict[str, set[str] | None]:
     """File name -> names of its tensors to use, None for all."""
-    index = folder / _INDEX
-    if index.is_file():
+    names = _names(folder)
+    if _INDEX in names:
+        index = folder / _INDEX
         mapping = read_json(index).get("weight_map")
         if not isinstance(mapping, dict) or not mapping:
             raise ModelFileError(f"{index} has no weight_map")
@@ -110,30 +115,28 @@ def _weight_map(folder: Path) -> dict[str, set[str] | None]:
         for tensor, name in mapping.items():
             if not isinstance(name, str) or "/" in name or "\\" in name or not name.endswith(".safetensors"):
                 raise ModelFileError(
-                    f"{index}: file of tensor {tensor!r}",
+                    f"{index}: file of tensor {quoted(tensor)}",
                     value=str(name),
                     limit="a .safetensors file in the folder",
                 )
-            names = files.setdefault(name, set())
-            assert names is not None
-            names.add(tensor)
+            wanted = files.setdefault(name, set())
+            assert wanted is not None
+            wanted.add(tensor)
         return files
-    if (folder / "model.safetensors").is_file():
+    if "model.safetensors" in names:
         return {"model.safetensors": None}
-    found = sorted(p.name for p in folder.glob("*.safetensors"))
+    found = [name for name in names if name.endswith(".safetensors")]
     if len(found) == 1:
         return {found[0]: None}
     if found:
         raise ModelFileError(
-            f"{folder} has several safetensors files and no {_INDEX}", value=", ".join(found[:5])
+            f"{folder} has several safetensors files ({', '.join(found[:3])}, ...) and no {_INDEX}",
+            remedy="fetch the folder again",
         )
-    others = sorted(
-        p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".h5", ".msgpack")
-    )
+    others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".h5"))]
     raise ModelFileError(
-        f"{folder} has no weights",
+        f"{folder} has no weights in safetensors",
         value=", ".join(others[:5]) or None,
-        limit="model.safetensors, one file or with an index",
         remedy="convert the weights to safetensors" if others else "fetch the folder again",
     )
 
@@ -160,7 +163,9 @@ def read_header(file: MappedFile) -> list[TensorEntry]:
     if file.buffer[:7] == b"version":
         raise ModelFileError(f"{path} is a Git LFS pointer", remedy="fetch the file itself (git lfs pull)")
     if file.size < 8:
-        raise ModelFileError(f"{path}: too short for a safetensors file", value=f"{file.size} bytes")
+        raise ModelFileError(
+            f"{path} is too short for a safetensors file: bytes", value=file.size, limit="8 or more"
+        )
     length = int.from_bytes(file.buffer[:8], "little")
     room = min(file.size - 8, MAX_HEADER_BYTES)
     if length > room:
@@ -178,16 +183,16 @@ def read_header(file: MappedFile) -> list[TensorEntry]:
     for tensor in tensors:
         if tensor.offset != expected:
             raise ModelFileError(
-                f"{path}: tensor {tensor.name!r} overlaps or leaves a hole",
-                value=f"data from byte {tensor.offset}",
-                limit=f"from byte {expected}",
+                f"{path}: tensor {quoted(tensor.name)} overlaps or leaves a hole",
+                value=tensor.offset,
+                limit=f"data from byte {expected} on",
             )
         expected += tensor.num_bytes
     if expected != file.size:
         raise ModelFileError(
-            f"{path}: the tensors do not fill the file",
-            value=f"{file.size} bytes",
-            limit=f"{expected} bytes",
+            f"{path}: bytes of a file with these tensors",
+            value=file.size,
+            limit=expected,
             remedy="the file is truncated or corrupt: fetch it again",
         )
     return tensors
@@ -196,18 +201,18 @@ def read_header(file: MappedFile) -> list[TensorEntry]:
 def _entry(path: Path, name: str, spec: Any, data_start: int) -> TensorEntry:
     if not isinstance(spec, dict) or spec.keys() != {"dtype", "shape", "data_offsets"}:
         raise ModelFileError(
-            f"{path}: description of tensor {name!r}", limit="an object with dtype, shape, data_offsets"
+            f"{path}: description of tensor {quoted(name)}", limit="an object with dtype, shape, data_offsets"
         )
     dtype, shape, offsets = spec["dtype"], spec["shape"], spec["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _ELEMENT_BYTES:
         raise UnsupportedError(
-            f"{path}: tensor {name!r} has type {dtype}",
+            f"{path}: tensor {quoted(name)} has type {dtype}",
             limit="F32, F16, BF16",
             remedy="use a model with one of these types",
         )
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
         raise ModelFileError(
-            f"{path}: shape or data_offsets of tensor {name!r}",
+            f"{path}: shape or data_offsets of tensor {quoted(name)}",
             limit="up to 8 natural numbers, and two",
         )
     count = 1
@@ -216,8 +221,8 @@ def _entry(path: Path, name: str, spec: Any, data_start: int) -> TensorEntry:
     num_bytes = count * _ELEMENT_BYTES[dtype]
     if offsets[1] - offsets[0] != num_bytes:
         raise ModelFileError(
-            f"{path}: bytes of {dtype} tensor {name!r} of shape {shape}",
-            value=f"data_offsets {offsets}",
+            f"{path}: data_offsets of {dtype} tensor {quoted(name)} of shape {shape}",
+            value=offsets,
             limit=f"{num_bytes} bytes",
         )
     return TensorEntry(name, tuple(shape), dtype, data_start + offsets[0], num_bytes)
@@ -233,13 +238,13 @@ def _parse_object(data: bytes, what: str) -> dict[str, Any]:
         if len(result) != len(pairs):
             seen: set[str] = set()
             twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-            raise ModelFileError(f"{what}: the name {twice!r} appears twice")
+            raise ModelFileError(f"{what}: the name {quoted(twice)} appears twice")
         return result
 
     try:
         value = json.loads(data, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:  # ValueError: JSON, UTF-8, numbers of too many digits
-        raise ModelFileError(f"{what} is not JSON", value=str(error)[:200]) from error
+        raise ModelFileError(f"{what} is not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
-        raise ModelFileError(f"{what} is not a JSON object", value=type(value).__name__)
+        raise ModelFileError(f"{what} is not a JSON object")
     return value

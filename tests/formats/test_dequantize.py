@@ -104,5 +104,5 @@ def test_other_types_are_refused_by_name(dtype):
 def test_wrong_sizes_are_refused():
     with pytest.raises(ModelFileError, match="got 17; limit: 18"):
         dequantize("Q4_0", np.zeros(17, np.uint8), (32,))
-    with pytest.raises(ModelFileError, match="multiple of 256"):
+    with pytest.raises(ModelFileError, match="limit: multiples of 256"):
         num_bytes("Q4_K", (4, 288))
