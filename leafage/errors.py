@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LeafageError(Exception):
     """Base of all errors that Leafage raises on purpose.
@@ -64,4 +66,9 @@ class ExecutorError(LeafageError):
 
 
 class RequestError(LeafageError):
-    """A request that was accepted ended with an error instead of an answer."""
+    """A request that was accepted ended with an error instead of an answer.
+
+    `outputs` holds what the requests of the same call gave, where the raiser has it (`LLM.generate`).
+    """
+
+    outputs: list[Any] = []  # noqa: RUF012 (set on the instance, never changed in place)

@@ -1,0 +1,316 @@
+"""From a configuration to a running engine: the only file that knows all sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leafage.config import EngineConfig
+from leafage.core.kv_manager import KVManager
+from leafage.core.sampling_params import SamplingParams
+from leafage.core.scheduler import Scheduler
+from leafage.engine.engine import Engine
+from leafage.engine.inputs import InputProcessor
+from leafage.engine.metrics import EngineMetrics, MonotonicClock, engine_stats
+from leafage.engine.output import OutputProcessor
+from leafage.engine.stop import StopStringCheck
+from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
+from leafage.resources import available_cpus, available_memory
+
+if TYPE_CHECKING:
+    from leafage.formats.model_file import ModelFile
+    from leafage.text.chat_template import ChatTemplate
+    from leafage.text.tokenizer import Tokenizer
+
+GIB = 1 << 30
+KV_POOL_CEILING = 4 * GIB
+KV_POOL_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes.
+
+    Attributes:
+        weight_bytes: memory of the weights.
+        kv_bytes: memory of the KV pool when all of it is in use.
+        kv_tokens: tokens it holds.
+        num_blocks, block_size: the same in blocks.
+        max_model_len: most tokens of one sequence.
+        context_length: what the model was trained for.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    context_length: int
+
+    @property
+    def num_largest_requests(self) -> int:
+        """How many requests of max_model_len tokens fit at once."""
+        return self.num_blocks // -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served. `name` is as the user wrote it; `file_bytes` counts the tensors."""
+
+    name: str
+    path: Path
+    architecture: str
+    format: str
+    file_bytes: int
+    vocab_size: int
+
+
+@dataclass
+class Build:
+    """An engine and what belongs to it. One engine thread may use `engine`, `outputs` and `kv`."""
+
+    config: EngineConfig
+    engine: Engine
+    inputs: InputProcessor
+    outputs: OutputProcessor
+    metrics: EngineMetrics
+    kv: KVManager
+    tokenizer: Tokenizer
+    template_source: str | None
+    model: ModelInfo
+    plan: MemoryPlan
+    threads: int
+    default_sampling_params: SamplingParams
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template, compiled when it is first needed.
+
+        Raises:
+            TemplateError: the model has none, or it does not parse.
+        """
+        from leafage.text.chat_template import ChatTemplate
+
+        return ChatTemplate.of(self.tokenizer, self.template_source)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        """Token ids of a conversation through the chat template, ready for the assistant's answer.
+
+        Raises:
+            TemplateError: there is no template, or it refused the messages.
+        """
+        from leafage.text.chat_template import encode_chat
+
+        return encode_chat(self.tokenizer, self.template, messages, **template_kwargs)
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters and gauges; only on the thread that steps the engine."""
+        return engine_stats(self.engine, self.metrics)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes; only on the thread that steps the engine."""
+        self.kv.reset_prefix_cache()
+
+
+def build_engine(config: EngineConfig, *, on_progress: Callable[[int, int], None] | None = None) -> Build:
+    """Open the model, load its weights, plan the memory and put the engine together.
+
+    Args:
+        on_progress: called with (bytes done, bytes in all) while weights are loaded.
+
+    Raises:
+        ModelNotFoundError, DownloadError, ModelFileError, UnsupportedError: the model cannot be used.
+        InvalidParameterError: a setting does not fit the model or the memory.
+    """
+    from leafage.formats import open_model
+    from leafage.runtime.load import load_model
+    from leafage.runtime.model_runner import LocalExecutor
+
+    template_source = None if config.chat_template is None else _template_source(config.chat_template)
+    path = _locate(config.model)
+    threads = available_cpus() if config.threads is None else config.threads
+    with open_model(path) as model_file:
+        tokenizer = _tokenizer(model_file)
+        context_length = _context_length(model_file)
+        defaults = _default_sampling_params(model_file)
+        model = load_model(model_file, compute=config.compute, quantize=config.quantize, progress=on_progress)
+        info = ModelInfo(
+            config.model,
+            path,
+            model_file.architecture,
+            model_file.format,
+            model_file.num_bytes,
+            model.program.vocab_size,
+        )
+    plan = plan_memory(
+        config,
+        weight_bytes=model.num_weight_bytes,
+        kv_bytes_per_token=model.num_kv_bytes_per_token,
+        context_length=context_length,
+    )
+    executor = LocalExecutor(
+        model,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        num_threads=threads,
+    )
+    stop_check = StopStringCheck()
+    kv = KVManager(plan.num_blocks, plan.block_size, "radix" if config.prefix_cache else "none")
+    scheduler = Scheduler(
+        kv,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        stop_check=stop_check,
+    )
+    metrics = EngineMetrics(MonotonicClock())
+    engine = Engine(
+        scheduler,
+        executor,
+        vocab_size=info.vocab_size,
+        eos_token_ids=frozenset(tokenizer.eos_ids),
+        seed=config.seed,
+        observer=metrics,
+    )
+    build = Build(
+        config=config,
+        engine=engine,
+        inputs=InputProcessor(tokenizer),
+        outputs=OutputProcessor(tokenizer, stop_check, metrics),
+        metrics=metrics,
+        kv=kv,
+        tokenizer=tokenizer,
+        template_source=template_source,
+        model=info,
+        plan=plan,
+        threads=threads,
+        default_sampling_params=defaults,
+    )
+    if template_source is not None:
+        build.template  # noqa: B018 (a template that the user gave is refused now, not at the first chat)
+    return build
+
+
+def plan_memory(
+    config: EngineConfig, *, weight_bytes: int, kv_bytes_per_token: int, context_length: int
+) -> MemoryPlan:
+    """Size the KV pool and the longest sequence. Call it when the weights are in memory.
+
+    Raises:
+        InvalidParameterError: max_model_len is beyond the model's context or the pool, or the pool holds no
+            block.
+    """
+    bytes_per_block = kv_bytes_per_token * config.block_size
+    if config.kv_cache_tokens is not None:
+        pool = -(-config.kv_cache_tokens // config.block_size) * bytes_per_block
+    elif config.kv_cache_bytes is not None:
+        pool = config.kv_cache_bytes
+    else:
+        pool = min(KV_POOL_CEILING, int(KV_POOL_SHARE * available_memory()))
+    num_blocks = pool // bytes_per_block
+    if num_blocks < 1:
+        raise InvalidParameterError(
+            "the KV pool does not hold one block",
+            value=f"{pool} bytes",
+            limit=f"at least {bytes_per_block} bytes ({config.block_size} tokens)",
+            remedy="raise kv_cache_bytes, or free memory",
+        )
+    kv_tokens = num_blocks * config.block_size
+    max_model_len = config.max_model_len
+    if max_model_len is None:
+        max_model_len = min(context_length, kv_tokens)
+    elif max_model_len > context_length:
+        raise InvalidParameterError(
+            "max_model_len is beyond the model's context",
+            value=max_model_len,
+            limit=context_length,
+            remedy="lower max_model_len: the model was not trained for longer texts",
+        )
+    elif max_model_len > kv_tokens:
+        raise InvalidParameterError(
+            "max_model_len does not fit into the KV pool",
+            value=max_model_len,
+            limit=f"{kv_tokens} tokens",
+            remedy=f"lower max_model_len or raise kv_cache_tokens to {max_model_len}",
+        )
+    return MemoryPlan(
+        weight_bytes=weight_bytes,
+        kv_bytes=num_blocks * bytes_per_block,
+        kv_tokens=kv_tokens,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        context_length=context_length,
+    )
+
+
+def _locate(name: str) -> Path:
+    """The model's file or folder; what has a name and is not here yet is pulled."""
+    from leafage import store
+
+    try:
+        return store.resolve(name)
+    except ModelNotFoundError:
+        if name in store.ALIASES or name.startswith("hf:"):
+            return store.pull(name)
+        raise
+
+
+def _tokenizer(model_file: ModelFile) -> Tokenizer:
+    from leafage.text.tokenizer import Tokenizer
+
+    if model_file.folder is not None:
+        return Tokenizer.from_hf(model_file.folder)
+    return Tokenizer.from_gguf(model_file.metadata)
+
+
+def _template_source(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"the chat template file cannot be read: {error}", value=file) from error
+
+
+def _context_length(model_file: ModelFile) -> int:
+    """Positions the model was trained for."""
+    metadata = model_file.metadata
+    if model_file.format == "gguf":
+        key = f"{model_file.architecture}.context_length"
+        value = metadata.get(key)
+    else:
+        key = "max_position_embeddings"
+        value = metadata.get(key, metadata.get("text_config", {}).get(key))
+    if not isinstance(value, int) or value < 1:
+        name = model_file.path.name
+        raise ModelFileError(f"{name} does not say its context length", value=f"{key} = {value}")
+    return value
+
+
+_GENERATION_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def _default_sampling_params(model_file: ModelFile) -> SamplingParams:
+    """What the model's makers recommend (`generation_config.json`), as vLLM reads it; else the defaults."""
+    recommended = model_file.generation_config or {}
+    settings = {
+        ours: recommended[theirs]
+        for theirs, ours in _GENERATION_FIELDS.items()
+        if recommended.get(theirs) is not None
+    }
+    try:
+        return SamplingParams(**settings)
+    except InvalidParameterError as error:
+        raise ModelFileError(f"generation_config of {model_file.path.name}: {error}") from error

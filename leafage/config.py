@@ -1,0 +1,126 @@
+"""EngineConfig: everything that can be set about an engine, in one frozen dataclass."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from leafage.errors import InvalidParameterError
+
+DEFAULT_MODEL = "smollm2"
+
+_NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
+    "enable_prefix_caching": "prefix_cache",
+    "gpu_memory_utilization": "kv_cache_bytes",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
+    "dtype": "compute",
+    "quantization": "quantize",
+    "n_ctx": "max_model_len",
+    "ctx_size": "max_model_len",
+    "n_threads": "threads",
+    "num_threads": "threads",
+    "n_batch": "max_num_batched_tokens",
+}
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine. Command-line flags are made from these fields and their help.
+
+    Sizes are in tokens unless the name says bytes. None means: decided at start-up, as the help says.
+
+    Raises:
+        InvalidParameterError: naming the field, the value and the range.
+    """
+
+    model: str = _setting(
+        DEFAULT_MODEL,
+        "alias (smollm2), path to a .gguf file or a Hugging Face folder, or hf:owner/repo[/file]",
+    )
+    max_model_len: int | None = _setting(
+        None,
+        "most tokens of one sequence, prompt and output; default: the model's context or the KV pool, "
+        "whichever is smaller",
+    )
+    block_size: int = _setting(16, "tokens in one block of the KV cache")
+    kv_cache_bytes: int | None = _setting(
+        None, "size of the KV pool in bytes; default: the smaller of 4 GiB and 40 % of the memory left"
+    )
+    kv_cache_tokens: int | None = _setting(None, "size of the KV pool in tokens, instead of kv_cache_bytes")
+    max_num_seqs: int = _setting(256, "most sequences computed in one step")
+    max_num_batched_tokens: int = _setting(512, "token budget: most tokens computed in one step")
+    prefix_cache: bool = _setting(True, "share the K/V of common prefixes between requests")
+    threads: int | None = _setting(
+        None, "threads that compute; default: the CPUs this process may use (affinity, cgroup quota)"
+    )
+    compute: str = _setting(
+        "fast", "'fast': native kernels; 'float32': slow NumPy reference with dequantized weights"
+    )
+    quantize: str | None = _setting(
+        None, "'q8' or 'q4': quantize F32, F16 and BF16 weights on load; default: keep the file's types"
+    )
+    seed: int | None = _setting(None, "makes requests without a seed repeatable from start to start")
+    chat_template: str | None = _setting(None, "file with a chat template that replaces the model's own")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str):
+            object.__setattr__(self, "model", str(self.model))
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            _check_count(name, getattr(self, name))
+        for name in ("max_model_len", "kv_cache_bytes", "kv_cache_tokens", "threads"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        if self.seed is not None:
+            _check_count("seed", self.seed, low=0)
+        if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            raise InvalidParameterError(
+                "block_size must be a power of two", value=self.block_size, limit="1 to 256"
+            )
+        if self.kv_cache_bytes is not None and self.kv_cache_tokens is not None:
+            raise InvalidParameterError(
+                "kv_cache_bytes and kv_cache_tokens both set the KV pool's size", remedy="give one of them"
+            )
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise InvalidParameterError(
+                "max_num_seqs is above the token budget, so that many sequences never fit into a step",
+                value=self.max_num_seqs,
+                limit=f"max_num_batched_tokens = {self.max_num_batched_tokens}",
+                remedy="lower max_num_seqs or raise max_num_batched_tokens",
+            )
+        _check_choice("compute", self.compute, ("fast", "float32"))
+        if self.quantize is not None:
+            _check_choice("quantize", self.quantize, ("q8", "q4"))
+        if not isinstance(self.prefix_cache, bool):
+            raise InvalidParameterError("prefix_cache must be True or False", value=repr(self.prefix_cache))
+
+    @classmethod
+    def from_kwargs(cls, **settings: Any) -> EngineConfig:
+        """Like the constructor, but an unknown name is refused with the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        for name in settings:
+            if name not in known:
+                close = [_NAMES_ELSEWHERE[name]] if name in _NAMES_ELSEWHERE else None
+                close = close or difflib.get_close_matches(name, known, n=1)
+                raise InvalidParameterError(
+                    f"unknown setting {name}",
+                    limit=", ".join(known),
+                    remedy=f"did you mean {close[0]}?" if close else None,
+                )
+        return cls(**settings)
+
+
+def _check_count(name: str, value: object, low: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameterError(f"{name} must be an integer", value=repr(value))
+    if value < low:
+        raise InvalidParameterError(f"{name} is out of range", value=value, limit=f"at least {low}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidParameterError(f"unknown {name}", value=value, limit=" or ".join(choices))

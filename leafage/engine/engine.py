@@ -1,0 +1,148 @@
+"""The engine: the one short loop that drives the core through an executor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING, Protocol
+
+from leafage.core.batch import NO_OUTPUT, Batch
+from leafage.core.protocols import Executor
+from leafage.core.request import Delta, Request
+from leafage.core.sampling_params import SamplingParams
+from leafage.errors import ExecutorError, InvalidParameterError
+
+if TYPE_CHECKING:
+    from leafage.core.scheduler import Scheduler
+
+
+class Observer(Protocol):
+    """Watches the loop: counters and times. Whatever it raises is counted and goes no further."""
+
+    def added(self, request: Request) -> None: ...
+    def scheduled(self, batch: Batch) -> None: ...
+    def stepped(self, batch: Batch, deltas: list[Delta]) -> None: ...
+    def aborted(self, request_id: str) -> None: ...
+
+
+class Engine:
+    """Requests in, deltas out. Not thread-safe: one thread adds, aborts and steps.
+
+    Args:
+        scheduler: decides what each step computes.
+        executor: computes it; the engine does not know which one.
+        vocab_size: prompts and parameters may name the token ids 0 ... vocab_size - 1.
+        eos_token_ids: end-of-generation ids of the model.
+        seed: makes the seeds that are drawn for requests without one repeatable.
+        observer: told of every step.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        seed: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.observer = observer
+        self.num_observer_errors = 0
+        self._seeds = random.Random(seed)
+
+    def step(self) -> list[Delta]:
+        """Schedule, execute, update. Returns what became known, in the order it was drawn."""
+        batch = self.scheduler.schedule()
+        self._observe("scheduled", batch)
+        try:
+            output = self.executor.execute(batch) if batch.has_work else NO_OUTPUT
+        except ExecutorError as error:
+            deltas = self.scheduler.fail(batch, error)
+        except Exception as error:  # a fault of an executor ends its batch, never the loop
+            deltas = self.scheduler.fail(batch, _wrapped(error))
+        else:
+            deltas = self.scheduler.update(batch, output)
+        self._observe("stepped", batch, deltas)
+        return deltas
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: SequenceOf[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """Queue a request. From here on it ends with its answer or with an error.
+
+        Raises:
+            InvalidParameterError: the id is in use, the prompt is empty, or a token id is outside the
+                vocabulary.
+            RequestTooLargeError: the request could never run.
+        """
+        prompt = list(prompt_token_ids)
+        self._check_vocabulary(prompt, params)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            params=params,
+            priority=priority,
+            cache_salt=cache_salt,
+            eos_token_ids=self.eos_token_ids,
+            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
+        )
+        self.scheduler.add(request)
+        self._observe("added", request)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now and free what it holds. False when there is none by that id (any more)."""
+        if not self.scheduler.abort(request_id):
+            return False
+        self._observe("aborted", request_id)
+        return True
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def _check_vocabulary(self, prompt: list[int], params: SamplingParams) -> None:
+        for name, ids in (
+            ("prompt token id", prompt),
+            ("logit_bias token id", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+            *(("bad_words_token_ids", ids) for ids in params.bad_words_token_ids),
+        ):
+            if ids:
+                self._check_ids(name, min(ids), max(ids))
+
+    def _check_ids(self, name: str, low: int, high: int) -> None:
+        if low < 0 or high >= self.vocab_size:
+            raise InvalidParameterError(
+                f"{name} is outside the vocabulary",
+                value=low if low < 0 else high,
+                limit=f"0 to {self.vocab_size - 1}",
+            )
+
+    def _observe(self, event: str, *args: object) -> None:
+        if self.observer is None:
+            return
+        try:
+            getattr(self.observer, event)(*args)
+        except Exception:
+            self.num_observer_errors += 1
+
+
+def _wrapped(error: Exception) -> ExecutorError:
+    wrapped = ExecutorError(
+        f"the executor raised {type(error).__name__}: {error}",
+        remedy="the requests of this batch ended; the engine goes on",
+    )
+    wrapped.__cause__ = error
+    return wrapped

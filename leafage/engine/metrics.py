@@ -1,0 +1,151 @@
+"""Plain counters and times of the engine. Exposition formats live in the server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leafage.core.batch import Batch
+from leafage.core.protocols import Clock
+from leafage.core.request import Delta, Request
+
+if TYPE_CHECKING:
+    from leafage.engine.engine import Engine
+
+
+class MonotonicClock:
+    """Seconds of the machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request, in seconds of the engine's clock; None until it happened.
+
+    `num_generation_tokens` counts the tokens of all its sequences.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_generation_tokens: int = 0
+
+    @property
+    def queue_time(self) -> float | None:
+        """From arrival to the first step that computed a part of it."""
+        return _between(self.arrival_time, self.first_scheduled_time)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """TTFT: from arrival to the first output token."""
+        return _between(self.arrival_time, self.first_token_time)
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """TPOT: mean seconds per output token after the first."""
+        decode = _between(self.first_token_time, self.last_token_time)
+        if decode is None or self.num_generation_tokens < 2:
+            return None
+        return decode / (self.num_generation_tokens - 1)
+
+    @property
+    def e2e_latency(self) -> float | None:
+        """From arrival to the end."""
+        return _between(self.arrival_time, self.finished_time)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+class EngineMetrics:
+    """Watches an engine (`engine.Observer`): the times of requests, and of the loop itself.
+
+    Attributes:
+        busy_seconds: time inside steps.
+        last_step_time: end of the last step, None before the first.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.busy_seconds = 0.0
+        self.last_step_time: float | None = None
+        self._live: dict[str, tuple[Request, RequestMetrics]] = {}
+        self._unscheduled: set[str] = set()
+        self._step_began = 0.0
+
+    def of(self, request_id: str) -> RequestMetrics:
+        """Times of a request that has not ended; a fresh record when it is unknown."""
+        entry = self._live.get(request_id)
+        return entry[1] if entry is not None else RequestMetrics(self.clock.now())
+
+    def added(self, request: Request) -> None:
+        self._live[request.request_id] = (request, RequestMetrics(self.clock.now()))
+        self._unscheduled.add(request.request_id)
+
+    def scheduled(self, batch: Batch) -> None:
+        now = self._step_began = self.clock.now()
+        if self._unscheduled:
+            for item in batch.items:
+                if item.request_id in self._unscheduled:
+                    self._unscheduled.discard(item.request_id)
+                    self._live[item.request_id][1].first_scheduled_time = now
+
+    def stepped(self, batch: Batch, deltas: list[Delta]) -> None:
+        now = self.last_step_time = self.clock.now()
+        self.busy_seconds += now - self._step_began
+        for delta in deltas:
+            entry = self._live.get(delta.request_id)
+            if entry is None:
+                continue
+            request, metrics = entry
+            if delta.tokens:
+                metrics.num_generation_tokens += len(delta.tokens)
+                metrics.last_token_time = now
+                if metrics.first_token_time is None:
+                    metrics.first_token_time = now
+            if delta.finish is not None and not request.live:
+                self._ended(delta.request_id, now)
+
+    def aborted(self, request_id: str) -> None:
+        if request_id in self._live:
+            self._ended(request_id, self.clock.now())
+
+    def _ended(self, request_id: str, now: float) -> None:
+        self._live.pop(request_id)[1].finished_time = now
+        self._unscheduled.discard(request_id)
+
+
+def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | float]:
+    """Counters and gauges of an engine, named as vLLM's where it has them. On the thread that steps it.
+
+    Counters only grow. Blocks: free + cached + active = total.
+    """
+    scheduler, kv = engine.scheduler, engine.scheduler.kv
+    counters = scheduler.counters
+    return {
+        "num_requests_running": scheduler.num_running,
+        "num_requests_waiting": scheduler.num_waiting,
+        "kv_blocks_total": kv.num_blocks,
+        "kv_blocks_free": kv.num_free,
+        "kv_blocks_cached": kv.num_cached,
+        "kv_blocks_active": kv.num_active,
+        "kv_cache_usage_perc": kv.num_active / kv.num_blocks,
+        "kv_blocks_evicted": kv.counters.evicted_blocks,
+        "prefix_cache_queries": counters.prefix_queries,
+        "prefix_cache_hits": counters.prefix_hits,
+        **{f"prefix_cache_miss_{k}": v for k, v in sorted(counters.prefix_cache_miss_tokens.items())},
+        "num_preemptions": counters.preemptions,
+        "recomputed_tokens": counters.recomputed_tokens,
+        "prompt_tokens": counters.prompt_tokens,
+        "generation_tokens": counters.generated_tokens,
+        **{f"request_success_{k}": v for k, v in sorted(counters.finished.items())},
+        "num_steps": counters.steps,
+        "busy_seconds": metrics.busy_seconds,
+        "num_observer_errors": engine.num_observer_errors,
+    }

@@ -1,0 +1,331 @@
+"""From deltas to what users read: text, tokens, log-probabilities, finish reasons and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from leafage.core.batch import SampledToken
+from leafage.core.request import Delta, FinishKind, FinishReason, Request, derive
+from leafage.engine.metrics import EngineMetrics, RequestMetrics
+from leafage.engine.stop import Detokenizer, StopStringCheck, TextStream, output_error
+
+
+class TextDecoder(Protocol):
+    """What the output side needs of a tokenizer."""
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+    def token_text(self, token_id: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's natural log-probability, its rank (1 is the most likely) and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+LogprobDict = dict[int, Logprob]
+"""Of one position: the token that stands there first, then the most likely ones, by token id."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sequence of a request's output.
+
+    Attributes:
+        index: its number within the request.
+        text: without the stop string and without the text of the id that ended it.
+        token_ids: all drawn ids, the one that ended it included.
+        cumulative_logprob: sum over the tokens' log-probabilities, None unless logprobs were asked for.
+        logprobs: per token, None unless asked for.
+        finish_reason: 'stop', 'length', 'abort', 'error', or None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for an end-of-generation id.
+        seed: with `n=1` this seed reproduces this sequence alone.
+        error: the reason of finish_reason 'error'.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[LogprobDict] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    seed: int | None = None
+    error: Exception | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's answer, or, while streaming, what is new of it since the output before.
+
+    Attributes:
+        prompt: the prompt's text, None when it was given as token ids.
+        prompt_logprobs: per prompt token, None for the first; None unless asked for. Streams carry it once,
+            on the first output that comes after the prompt.
+        num_cached_tokens: prompt tokens that came from the cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[LogprobDict | None] | None = None
+    metrics: RequestMetrics | None = None
+
+    @property
+    def error(self) -> Exception | None:
+        """The first error among its sequences."""
+        return next((out.error for out in self.outputs if out.error is not None), None)
+
+
+Sink = Callable[[RequestOutput], None]
+"""Takes a request's outputs, on the engine's thread; must not block."""
+
+
+@dataclass(slots=True, eq=False)
+class _SequenceState:
+    """A sequence's output so far, or, streaming, what of it was not sent yet."""
+
+    index: int
+    seed: int
+    text: TextStream
+    logprobs: list[LogprobDict] | None
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    num_tokens: int = 0
+    finish: FinishReason | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _RequestState:
+    request: Request
+    prompt: str | None
+    sink: Sink
+    stream: bool
+    metrics: RequestMetrics
+    sequences: list[_SequenceState]
+    num_running: int
+    prompt_logprobs: list[LogprobDict | None] | None = None
+    prompt_logprobs_sent: bool = False
+
+
+class OutputProcessor:
+    """Follows every request from deltas to its last output. Lives on the engine's thread.
+
+    Args:
+        tokenizer: decodes; None (the simulator) leaves texts empty.
+        stop_check: told of sequences that have stop strings; the scheduler asks it.
+        metrics: where the times of requests are.
+    """
+
+    def __init__(
+        self, tokenizer: TextDecoder | None, stop_check: StopStringCheck, metrics: EngineMetrics
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_check = stop_check
+        self._metrics = metrics
+        self._requests: dict[str, _RequestState] = {}
+        self._token_texts: dict[int, str] = {}
+
+    def add(self, request: Request, prompt: str | None, sink: Sink, *, stream: bool) -> None:
+        """Follow a request that the engine has just accepted."""
+        params = request.params
+        texts = [
+            TextStream(
+                self._new_detokenizer(params.skip_special_tokens),
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
+            for _ in range(params.n)
+        ]
+        if params.stop:
+            self._stop_check.watch(request.sequences[0].seq_id, texts)
+        self._requests[request.request_id] = _RequestState(
+            request,
+            prompt,
+            sink,
+            stream,
+            self._metrics.of(request.request_id),
+            [
+                _SequenceState(i, derive(request.seed, i), text, None if params.logprobs is None else [])
+                for i, text in enumerate(texts)
+            ],
+            num_running=params.n,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+
+    def process(self, deltas: list[Delta]) -> list[str]:
+        """Hand on what a step gave. Returns ids of requests that failed here: the engine must abort them."""
+        failed: list[str] = []
+        for delta in deltas:
+            state = self._requests.get(delta.request_id)
+            if state is None:  # aborted, or failed here
+                continue
+            try:
+                self._apply(state, delta)
+            except Exception as error:
+                failed.append(delta.request_id)
+                self.end(delta.request_id, FinishReason(FinishKind.ERROR, error=output_error(error)))
+        return failed
+
+    def end(self, request_id: str, reason: FinishReason) -> None:
+        """End a request that the engine no longer has (abort, failure) with what it has so far."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return
+        self._drop(state)
+        ended = [sequence for sequence in state.sequences if sequence.finish is None]
+        for sequence in ended:
+            sequence.finish = reason
+            with suppress(Exception):  # the reason given is the one that matters
+                sequence.text.finish()
+                sequence.pieces.append(sequence.text.take())
+        state.num_running = 0
+        with suppress(Exception):  # a sink that fails has nobody to tell
+            self._send(state, ended if state.stream else state.sequences)
+
+    def _drop(self, state: _RequestState) -> None:
+        del self._requests[state.request.request_id]
+        if state.request.params.stop:
+            self._stop_check.forget(state.request.sequences[0].seq_id)
+
+    @property
+    def request_ids(self) -> list[str]:
+        return list(self._requests)
+
+    def _apply(self, state: _RequestState, delta: Delta) -> None:
+        sequence = state.sequences[delta.index]
+        if delta.prompt_logprobs and state.prompt_logprobs is not None:
+            count = state.request.params.prompt_logprobs or 0
+            state.prompt_logprobs += [self._logprob_dict(token, count) for token in delta.prompt_logprobs]
+        finish = delta.finish
+        if delta.tokens:
+            finish = self._append(state, sequence, delta.tokens, finish)
+        elif finish is not None:
+            sequence.text.finish()
+        sequence.pieces.append(sequence.text.take())
+        if finish is not None:
+            sequence.finish = finish
+            state.num_running -= 1
+            if state.num_running == 0:
+                self._drop(state)
+        if state.stream:
+            if delta.tokens or finish is not None:
+                self._send(state, [sequence])
+        elif state.num_running == 0:
+            self._send(state, state.sequences)
+
+    def _append(
+        self,
+        state: _RequestState,
+        sequence: _SequenceState,
+        tokens: list[SampledToken],
+        finish: FinishReason | None,
+    ) -> FinishReason | None:
+        """Tokens into text and output. A stop string that only shows here turns the finish into 'stop'."""
+        text = sequence.text
+        by_id = _ended_by_id(finish)
+        before = sequence.num_tokens
+        end = before + len(tokens)
+        # The stop check has pushed the tokens of sequences with stop strings already.
+        for position in range(text.num_tokens, end - by_id):
+            stop = text.push(tokens[position - before].token_id)
+            if stop is not None and finish is not None:
+                finish = FinishReason(FinishKind.STOP, stop)
+        sequence.num_tokens = end
+        if finish is not None:
+            text.finish(tokens[-1].token_id if by_id else None)
+        sequence.token_ids += [token.token_id for token in tokens]
+        if sequence.logprobs is not None:
+            count = state.request.params.logprobs or 0
+            sequence.logprobs += [self._logprob_dict(token, count) for token in tokens]
+            sequence.cumulative_logprob += sum(token.logprob for token in tokens)
+        return finish
+
+    def _send(self, state: _RequestState, sequences: list[_SequenceState]) -> None:
+        outputs = [_completion(sequence) for sequence in sequences]
+        if state.stream:
+            for sequence in sequences:
+                sequence.token_ids, sequence.pieces = [], []
+                if sequence.logprobs is not None:
+                    sequence.logprobs = []
+        prompt_logprobs = state.prompt_logprobs
+        if state.stream and prompt_logprobs is not None:
+            if state.prompt_logprobs_sent or len(prompt_logprobs) < len(state.request.prompt_token_ids):
+                prompt_logprobs = None
+            else:
+                state.prompt_logprobs_sent = True
+        state.sink(
+            RequestOutput(
+                state.request.request_id,
+                state.prompt,
+                state.request.prompt_token_ids,
+                outputs,
+                finished=state.num_running == 0,
+                num_cached_tokens=state.request.num_cached or 0,
+                prompt_logprobs=prompt_logprobs,
+                metrics=state.metrics,
+            )
+        )
+
+    def _logprob_dict(self, token: SampledToken, count: int) -> LogprobDict:
+        """vLLM's shape: the token itself first, then the `count` best, each once."""
+        found = {token.token_id: Logprob(token.logprob, token.rank, self._text_of(token.token_id))}
+        for rank, (token_id, logprob) in enumerate(token.top[:count], start=1):
+            if token_id not in found:
+                found[token_id] = Logprob(logprob, rank, self._text_of(token_id))
+        return found
+
+    def _text_of(self, token_id: int) -> str:
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+            self._token_texts[token_id] = text
+        return text
+
+    def _new_detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
+        if self._tokenizer is None:
+            return _NoText()
+        return self._tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+
+
+class _NoText:
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def _ended_by_id(finish: FinishReason | None) -> bool:
+    """Whether the last token is an end-of-generation or stop id."""
+    return finish is not None and finish.kind is FinishKind.STOP and not isinstance(finish.stop_reason, str)
+
+
+def _completion(sequence: _SequenceState) -> CompletionOutput:
+    finish = sequence.finish
+    return CompletionOutput(
+        sequence.index,
+        "".join(sequence.pieces),
+        sequence.token_ids,
+        None if sequence.logprobs is None else sequence.cumulative_logprob,
+        sequence.logprobs,
+        None if finish is None else finish.kind.value,
+        None if finish is None else finish.stop_reason,
+        sequence.seed,
+        None if finish is None else finish.error,
+    )

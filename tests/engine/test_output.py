@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leafage.core.batch import SampledToken
+from leafage.core.request import Delta, FinishKind, FinishReason, Request, Sequence, derive
+from leafage.core.sampling_params import SamplingParams
+from leafage.engine.metrics import EngineMetrics
+from leafage.engine.output import OutputProcessor, RequestOutput
+from leafage.engine.stop import StopStringCheck
+
+EOS = FinishReason(FinishKind.STOP)
+LENGTH = FinishReason(FinishKind.LENGTH)
+
+
+class Side:
+    """The output side alone: deltas go in by hand."""
+
+    def __init__(self, tokenizer: Any, clock: Any) -> None:
+        self.tokenizer = tokenizer
+        self.check = StopStringCheck()
+        self.metrics = EngineMetrics(clock)
+        self.processor = OutputProcessor(tokenizer, self.check, self.metrics)
+        self.seen: list[RequestOutput] = []
+        self.requests: dict[str, Request] = {}
+
+    def add(self, request_id: str = "r", *, stream: bool = False, **params: Any) -> Request:
+        request = Request(request_id, [3, 4, 5], SamplingParams(**params), seed=11)
+        number = len(self.requests) * 10
+        request.sequences = [Sequence(number + i, i, 11 + i, [3, 4, 5], 3) for i in range(request.params.n)]
+        self.requests[request_id] = request
+        self.metrics.added(request)
+        self.processor.add(request, "abc", self.seen.append, stream=stream)
+        return request
+
+    def give(
+        self,
+        tokens: str | list[int] = "",
+        finish: FinishReason | None = None,
+        *,
+        request_id: str = "r",
+        index: int = 0,
+        top: list[tuple[int, float]] | None = None,
+        **fields: Any,
+    ) -> list[str]:
+        ids = self.tokenizer.encode(tokens) if isinstance(tokens, str) else tokens
+        sampled = [SampledToken(token_id, -0.5, 2, top or []) for token_id in ids]
+        delta = Delta(request_id, index, sampled, finish, **fields)
+        return self.processor.process([delta])
+
+
+@pytest.fixture
+def side(tokenizer: Any) -> Side:
+    class Clock:
+        time = 0.0
+
+        def now(self) -> float:
+            self.time += 1.0
+            return self.time
+
+    return Side(tokenizer, Clock())
+
+
+def test_one_output_at_the_end_with_everything(side: Side) -> None:
+    side.add()
+    side.give("he", num_cached=2)
+    side.give("llo")
+    assert side.seen == []
+    side.give([0], EOS)
+    [output] = side.seen
+    [completion] = output.outputs
+    assert output.finished and output.num_cached_tokens == 0 and output.prompt == "abc"
+    assert completion.text == "hello"
+    assert completion.token_ids == [*side.tokenizer.encode("hello"), 0]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+    assert completion.seed == 11
+    assert completion.logprobs is None and completion.cumulative_logprob is None
+
+
+def test_streamed_pieces_join_to_the_whole(side: Side) -> None:
+    side.add(stream=True, logprobs=0)
+    for char in "héllo":
+        side.give(char)
+    side.give([0], EOS)
+    pieces = [output.outputs[0] for output in side.seen]
+    assert "".join(piece.text for piece in pieces) == "héllo"
+    assert [token_id for piece in pieces for token_id in piece.token_ids] == [
+        *side.tokenizer.encode("héllo"),
+        0,
+    ]
+    assert sum(len(piece.logprobs or []) for piece in pieces) == 7
+    assert [output.finished for output in side.seen] == [False] * 5 + [True]
+    assert pieces[-1].cumulative_logprob == pytest.approx(-3.5)
+
+
+def test_s06_no_half_characters_in_a_stream(side: Side) -> None:
+    text = "삼겹살😊👨‍👩‍👧🇰🇷"
+    side.add(stream=True)
+    for token_id in side.tokenizer.encode(text):
+        side.give([token_id])
+    side.give([0], EOS)
+    assert "\ufffd" not in "".join(output.outputs[0].text for output in side.seen)
+    assert "".join(output.outputs[0].text for output in side.seen) == text
+
+
+def test_a_character_that_never_ends_shows_as_replacement(side: Side) -> None:
+    side.add()
+    side.give([0xE2 + 3, 0x82 + 3], LENGTH)
+    assert side.seen[0].outputs[0].text == "\ufffd"
+
+
+def test_stop_token_id_is_in_the_tokens_and_not_in_the_text(side: Side) -> None:
+    side.add(stop_token_ids=[ord("!") + 3], skip_special_tokens=False)
+    side.give("hi")
+    side.give("!", FinishReason(FinishKind.STOP, ord("!") + 3))
+    completion = side.seen[0].outputs[0]
+    assert completion.text == "hi" and completion.token_ids[-1] == ord("!") + 3
+    assert completion.stop_reason == ord("!") + 3
+
+
+def test_include_stop_str_in_output_shows_the_stop_token(side: Side) -> None:
+    side.add(stop_token_ids=[ord("!") + 3], include_stop_str_in_output=True)
+    side.give("hi!", FinishReason(FinishKind.STOP, ord("!") + 3))
+    assert side.seen[0].outputs[0].text == "hi!"
+
+
+def test_stop_string_found_by_the_scheduler(side: Side) -> None:
+    request = side.add(stream=True, stop=["END"])
+    reason = None
+    for char in "ok EN":
+        assert side.check.finished(request.sequences[0], ord(char) + 3) is None
+        side.give(char)
+    reason = side.check.finished(request.sequences[0], ord("D") + 3)
+    assert reason is not None
+    side.give("D", reason)
+    assert "".join(output.outputs[0].text for output in side.seen) == "ok "
+    assert side.seen[-1].outputs[0].stop_reason == "END"
+    assert all("E" not in output.outputs[0].text for output in side.seen)
+
+
+def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop(side: Side) -> None:
+    """The scheduler may see max_tokens before it asks for stop strings; the user must see 'stop'."""
+    side.add(stop=["END"])
+    side.give("x")
+    side.give("END", LENGTH)
+    completion = side.seen[0].outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("x", "stop", "END")
+
+
+def test_logprobs_have_the_token_first_and_no_duplicates(side: Side) -> None:
+    side.add(logprobs=2)
+    token = ord("a") + 3
+    side.give("a", LENGTH, top=[(9, -0.1), (token, -0.5), (10, -2.0)])
+    completion = side.seen[0].outputs[0]
+    assert completion.logprobs is not None
+    [position] = completion.logprobs
+    assert list(position) == [token, 9]
+    assert position[token].rank == 2 and position[token].decoded_token == "a"
+    assert position[9].rank == 1 and position[9].logprob == -0.1
+
+
+def test_prompt_logprobs_start_with_none_and_stream_once(side: Side) -> None:
+    side.add(stream=True, prompt_logprobs=1)
+    side.give(prompt_logprobs=[SampledToken(4, -1.0, 1, [(4, -1.0)])])
+    assert side.seen == []  # nothing that a user reads yet
+    side.give("a", prompt_logprobs=[SampledToken(5, -2.0, 3, [(6, -0.2)])])
+    side.give("b", LENGTH)
+    first, last = side.seen
+    assert last.prompt_logprobs is None
+    assert first.prompt_logprobs is not None
+    assert first.prompt_logprobs[0] is None
+    assert [list(position or {}) for position in first.prompt_logprobs[1:]] == [[4], [5, 6]]
+
+
+def test_all_sequences_of_a_request_come_in_one_output(side: Side) -> None:
+    side.add(n=2)
+    side.give("a", LENGTH, index=1)
+    assert side.seen == []
+    side.give("b", LENGTH, index=0)
+    [output] = side.seen
+    assert [(c.index, c.text, c.seed) for c in output.outputs] == [(0, "b", 11), (1, "a", derive(11, 1))]
+
+
+def test_abort_gives_what_there_is(side: Side) -> None:
+    side.add(stop=["END"])
+    request = side.requests["r"]
+    side.check.finished(request.sequences[0], ord("E") + 3)
+    side.give("E")
+    side.processor.end("r", FinishReason(FinishKind.ABORT))
+    completion = side.seen[0].outputs[0]
+    assert (completion.text, completion.finish_reason) == ("E", "abort")
+    assert side.seen[0].finished
+    side.processor.end("r", FinishReason(FinishKind.ABORT))
+    assert len(side.seen) == 1
+
+
+def test_abort_in_a_stream_ends_only_what_still_runs(side: Side) -> None:
+    side.add(stream=True, n=2)
+    side.give("a", LENGTH, index=0)
+    side.processor.end("r", FinishReason(FinishKind.ABORT))
+    assert [(c.index, c.finish_reason) for o in side.seen for c in o.outputs] == [(0, "length"), (1, "abort")]
+
+
+def test_deltas_of_unknown_requests_are_dropped(side: Side) -> None:
+    assert side.give("x", request_id="gone") == []
+
+
+def test_undecodable_token_ends_its_request_and_no_other(side: Side) -> None:
+    side.add("bad")
+    side.add("good")
+    assert side.give([258], request_id="bad") == ["bad"]
+    side.give("fine", LENGTH, request_id="good")
+    bad, good = side.seen
+    assert bad.outputs[0].finish_reason == "error" and "KeyError" in str(bad.error)
+    assert good.outputs[0].text == "fine" and good.error is None
+
+
+def test_a_sink_that_raises_fails_its_request_and_no_other(side: Side) -> None:
+    side.add("good", stream=True)
+    request = Request("bad", [3], SamplingParams(), sequences=[Sequence(99, 0, 0, [3], 1)])
+
+    def sink(output: RequestOutput) -> None:
+        raise RuntimeError("nobody reads this")
+
+    side.processor.add(request, None, sink, stream=True)
+    assert side.give("x", request_id="bad") == ["bad"]
+    side.give("x", LENGTH, request_id="good")
+    assert len(side.seen) == 1
+
+
+def test_times_are_those_of_the_request(side: Side) -> None:
+    side.add()
+    side.give("a", LENGTH)
+    assert side.seen[0].metrics is not None
+    assert side.seen[0].metrics.arrival_time == 1.0
+
+
+@pytest.mark.parametrize(("batch", "limit_ms"), [(1, 0.03), (64, 0.5), (256, 1.5)])
+def test_cost_of_a_step(tokenizer: Any, batch: int, limit_ms: float, bench: Callable[..., float]) -> None:
+    """Detokenizing and output processing of one step, all requests streaming. Best of several: the limit is
+    the code's, not the machine's load; three times the limit fails."""
+
+    class Clock:
+        def now(self) -> float:
+            return 0.0
+
+    side = Side(tokenizer, Clock())
+    for i in range(batch):
+        side.add(str(i), stream=True, max_tokens=None)
+    token = SampledToken(ord("a") + 3, -0.5)
+    deltas = [Delta(str(i), 0, [token]) for i in range(batch)]
+    best = bench(lambda: side.processor.process(deltas))
+    assert best * 1e3 < 3 * limit_ms, f"{best * 1e3:.3f} ms"
+
+
+@pytest.fixture
+def bench() -> Callable[[Callable[[], object]], float]:
+    def measure(function: Callable[[], object]) -> float:
+        times = []
+        for _ in range(30):
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    return measure

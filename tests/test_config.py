@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from leafage.config import EngineConfig
+from leafage.errors import InvalidParameterError
+
+
+def test_every_field_says_what_it_does() -> None:
+    assert len(fields(EngineConfig)) <= 20
+    for field in fields(EngineConfig):
+        assert field.metadata.get("help"), field.name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_size": 12}, "power of two"),
+        ({"block_size": 0}, "block_size is out of range; got 0"),
+        ({"threads": 0}, "threads is out of range"),
+        ({"threads": "2"}, "threads must be an integer"),
+        ({"max_num_seqs": True}, "max_num_seqs must be an integer"),
+        ({"compute": "bf16"}, "unknown compute; got 'bf16'"),
+        ({"quantize": "q5"}, "unknown quantize; got 'q5'"),
+        ({"kv_cache_bytes": 1, "kv_cache_tokens": 1}, "give one of them"),
+        ({"max_num_seqs": 600}, "max_num_batched_tokens = 512"),
+        ({"prefix_cache": "yes"}, "prefix_cache"),
+        ({"max_seqs": 3}, "did you mean max_num_seqs"),
+        ({"enable_prefix_caching": True}, "prefix_cache"),
+        ({"gpu_memory_utilization": 0.9}, "kv_cache_bytes"),
+    ],
+)
+def test_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"(?i){message}"):
+        EngineConfig.from_kwargs(**settings)
+
+
+def test_frozen() -> None:
+    config = EngineConfig.from_kwargs(model="x", threads=2)
+    with pytest.raises(FrozenInstanceError):
+        config.threads = 3  # type: ignore[misc]
