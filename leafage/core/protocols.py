@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Protocol
 
 from leafage.core.batch import Batch, StepOutput
 
 if TYPE_CHECKING:
+    from leafage.core.radix_tree import Key, Node
     from leafage.core.request import FinishReason, Sequence
 
 
@@ -50,3 +52,59 @@ class SwapSpace(Protocol):
     def num_free(self) -> int: ...
     def allocate(self) -> int: ...
     def free(self, slot: int) -> None: ...
+
+
+class PrefixIndex(Protocol):
+    """From token prefixes to blocks. It holds nodes; the KVManager counts references to their blocks.
+
+    A node is `idle` while only the index holds its block. Ancestors of a held node are held, so idle nodes
+    can be evicted leaves first. Implementations: RadixTree, NoIndex.
+    """
+
+    @property
+    def num_idle(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    def nodes(self) -> Iterator[Node]: ...
+    def root(self, salt: str) -> Node:
+        """Where prefixes of one cache salt start. A detached root means: publish nothing."""
+        ...
+
+    def match(self, salt: str, tokens: SequenceOf[int], max_tokens: int) -> list[Node]:
+        """The longest known run of whole blocks at the head of `tokens[:max_tokens]`, pending ones included."""
+        ...
+
+    def child(self, node: Node, key: Key) -> Node | None: ...
+    def longest_run(self, node: Node, tokens: Key) -> tuple[Node, int] | None:
+        """The computed child sharing the longest run (> 0) with `tokens`, if blocks can be shared in part."""
+        ...
+
+    def longest_match(self, node: Node, tokens: Key) -> int:
+        """The longest run that any child shares with `tokens`, whether it can be taken or not."""
+        ...
+
+    def covers(self, parent: Node, key: Key) -> bool:
+        """Whether a child's tokens begin with `key`, so that a partial leaf would add nothing."""
+        ...
+
+    def superseded(self, parent: Node, key: Key) -> Node | None:
+        """The partial leaf that `key` extends."""
+        ...
+
+    def insert(self, parent: Node, key: Key, block: int) -> Node: ...
+    def detach(self, node: Node) -> None: ...
+    def set_idle(self, node: Node, step: int) -> None: ...
+    def set_held(self, node: Node) -> None: ...
+    def evict(self) -> Node:
+        """Remove the least recently used idle leaf and return it. The caller knows that there is one."""
+        ...
+
+    def evicted_run(self, node: Node, tokens: SequenceOf[int], start: int) -> int:
+        """How many tokens behind `node` were evicted lately."""
+        ...
+
+    def elsewhere(self, salt: str, tokens: SequenceOf[int]) -> int:
+        """How many leading tokens some other salt holds; for the operator only."""
+        ...
+
+    def check(self) -> None: ...

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from leafage.core.batch import SampledToken
 from leafage.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from leafage.core.radix_tree import Key, Node
 
 
 class FinishKind(str, Enum):
@@ -46,6 +50,15 @@ class Sequence:
         num_computed: tokens whose K/V exists and is attached; the one rule: it moves to len(tokens).
         block_table: blocks in order; its length only grows while the sequence runs.
         finish: why it ended, None while it lives.
+        cache_salt: the request's.
+        write_from: K/V of earlier positions is in attached blocks and must not be written.
+        num_published: leading blocks of the table that the prefix index knows.
+        index_node: the node of the last of them; None while nothing is attached.
+        claim: the block (parent node number, tokens) that this sequence computes next, for others to wait for.
+        num_lost: tokens that were computed before the last preemption.
+        num_planned: what `num_computed` becomes when the current step succeeds.
+        rank: the request's (priority, arrival).
+        gang: all sequences of the request, this one among them.
     """
 
     seq_id: int
@@ -56,6 +69,15 @@ class Sequence:
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    cache_salt: str = ""
+    write_from: int = 0
+    num_published: int = 0
+    index_node: Node | None = None
+    claim: tuple[int, Key] | None = None
+    num_lost: int = 0
+    num_planned: int = 0
+    rank: tuple[int, int] = (0, 0)
+    gang: list[Sequence] = field(default_factory=list)
 
     @property
     def num_output_tokens(self) -> int:
@@ -71,6 +93,15 @@ class Request:
         priority: lower runs first.
         cache_salt: requests share prefixes only within one salt.
         eos_token_ids: the model's end-of-generation ids (empty with ignore_eos).
+        max_tokens: output tokens at most, of each sequence; set by `Scheduler.add`.
+        seed: key of all random draws of the request; sequence i draws with `derive(seed, i)`.
+        sequences: the gang; one until the prompt is computed, then `params.n`.
+        prefilling: some member has known tokens to compute besides its last one.
+        visited: last step in which the scheduler gave it a turn.
+        num_prompt_logprobs: prompt rows whose log-probabilities were delivered.
+        missed: why prompt tokens were not cached, tokens by reason, as seen at first admission.
+        counted: its prefix hits and misses are in the counters.
+        leader: index of the sequence that computes the prompt for the gang.
     """
 
     request_id: str
@@ -87,6 +118,17 @@ class Request:
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
+    prefilling: bool = True
+    visited: int = 0
+    num_prompt_logprobs: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
+    counted: bool = False
+    leader: int = 0
+
+    @property
+    def live(self) -> list[Sequence]:
+        """The sequences that have not ended."""
+        return [seq for seq in self.sequences if seq.finish is None]
 
 
 @dataclass(slots=True)
@@ -103,3 +145,18 @@ class Delta:
     finish: FinishReason | None = None
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     num_cached: int = 0
+
+
+def derive(seed: int, index: int) -> int:
+    """The seed of a request's sequence `index`; that of sequence 0 is the request's own.
+
+    A 64-bit mix (the finalizer of SplitMix64, Steele et al., OOPSLA 2014), so that `n=1, seed=derive(s, i)`
+    gives the answer that sequence i of `n>i, seed=s` gave.
+    """
+    if index == 0:
+        return seed
+    mask = (1 << 64) - 1
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)

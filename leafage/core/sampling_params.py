@@ -123,4 +123,6 @@ def _check_float(name: str, value: object, low: float, high: float, *, low_open:
         raise InvalidParameterError(f"{name} must be a number", value=repr(value))
     if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
         opening = "above" if low_open else "from"
-        raise InvalidParameterError(f"{name} is out of range", value=value, limit=f"{opening} {low} to {high}")
+        raise InvalidParameterError(
+            f"{name} is out of range", value=value, limit=f"{opening} {low} to {high}"
+        )

@@ -1,0 +1,63 @@
+"""What can ever fit: a request that could never run is refused when it arrives."""
+
+from __future__ import annotations
+
+from leafage.core.kv_manager import KVManager
+from leafage.core.request import Request
+from leafage.errors import RequestTooLargeError
+
+
+def fitting_max_tokens(request: Request, kv: KVManager, *, max_seqs: int, max_model_len: int) -> int:
+    """The request's max_tokens, or as many as fit when it is unset.
+
+    Args:
+        max_seqs: the largest n that can run at once.
+        max_model_len: prompt and output tokens of a sequence at most.
+
+    Raises:
+        RequestTooLargeError: n, the prompt, or the prompt and an explicit max_tokens are too large.
+    """
+    params = request.params
+    num_prompt = len(request.prompt_token_ids)
+    if params.n > max_seqs:
+        raise RequestTooLargeError(
+            "n is larger than what can run at once",
+            value=params.n,
+            limit=max_seqs,
+            remedy="ask for fewer sequences, or raise max_num_seqs and max_num_batched_tokens",
+        )
+    room = max_model_len - num_prompt
+    if room < 1:
+        raise RequestTooLargeError(
+            "the prompt leaves no room for an output token",
+            value=f"{num_prompt} prompt tokens",
+            limit=f"{max_model_len - 1} (max_model_len is {max_model_len})",
+            remedy="shorten the prompt or raise max_model_len",
+        )
+    longest = kv.longest_output(num_prompt, params.n)
+    capacity = (kv.num_blocks - kv.max_pinned_blocks) * kv.block_size
+    many = f" and n = {params.n}" if params.n > 1 else ""
+    if longest < 1:
+        raise RequestTooLargeError(
+            "the prompt does not fit the KV cache",
+            value=f"{num_prompt} prompt tokens{many}",
+            limit=f"{capacity} tokens for prompt and output together",
+            remedy="shorten the prompt or enlarge the KV cache",
+        )
+    if params.max_tokens is None:
+        return min(room, longest)
+    if params.max_tokens > room:
+        raise RequestTooLargeError(
+            "prompt and max_tokens exceed the context",
+            value=f"{num_prompt} prompt tokens + max_tokens {params.max_tokens}",
+            limit=f"{max_model_len} (max_model_len)",
+            remedy=f"set max_tokens to at most {room}, or leave it unset",
+        )
+    if params.max_tokens > longest:
+        raise RequestTooLargeError(
+            "prompt and max_tokens exceed the KV cache",
+            value=f"{num_prompt} prompt tokens + max_tokens {params.max_tokens}{many}",
+            limit=f"{capacity} tokens",
+            remedy=f"set max_tokens to at most {longest}, or leave it unset, or enlarge the KV cache",
+        )
+    return params.max_tokens

@@ -1,0 +1,23 @@
+"""Admission order: which waiting request is tried next.
+
+A policy is a function from the waiting requests (sorted by priority, then arrival) to the order in which the
+scheduler tries them. The scheduler stops at the first one that does not fit, and it never lets a request pass
+a preempted one of the same or a higher priority that arrived earlier, whatever the policy says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from leafage.core.kv_manager import KVManager
+from leafage.core.request import Request
+
+Policy = Callable[[Sequence[Request], KVManager], Iterable[Request]]
+
+
+def fcfs(waiting: Sequence[Request], kv: KVManager) -> Iterable[Request]:
+    """First come, first served within each priority. Nothing is ever passed."""
+    return waiting
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs}

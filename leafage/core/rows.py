@@ -1,0 +1,85 @@
+"""From the scheduler's decision to a batch item, and from an item's result to what it means for the sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leafage.core.batch import Item, ItemOutput, Logits, Sample, SampledToken
+from leafage.core.protocols import StopCheck
+from leafage.core.request import FinishKind, FinishReason, Request, Sequence, derive
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens [start, end) of a sequence, to be computed in this step."""
+
+    request: Request
+    seq: Sequence
+    start: int
+    end: int
+
+
+def build_item(chunk: Chunk) -> Item:
+    """What the executor is told: a chunk that reaches the last known token draws the next one.
+
+    A prompt's last row draws for all n sequences at once; their seeds differ.
+    """
+    request, seq, start, end = chunk.request, chunk.seq, chunk.start, chunk.end
+    params = request.params
+    tokens = seq.tokens
+    samples: list[Sample] = []
+    logits = Logits.NONE
+    top_k = params.logprobs or 0
+    if end == len(tokens):
+        logits = Logits.LAST
+        samples.append(Sample(seq.index, end, seq.seed))
+        if params.n > 1 and len(request.sequences) == 1:
+            samples += [Sample(i, end, derive(request.seed, i)) for i in range(1, params.n)]
+    if params.prompt_logprobs is not None and seq.index == 0:
+        last_row = min(end, seq.num_prompt_tokens - 1)
+        if request.num_prompt_logprobs < last_row:
+            logits = Logits.ALL
+            top_k = max(top_k, params.prompt_logprobs)
+    return Item(
+        seq.seq_id,
+        request.request_id,
+        seq.block_table,
+        start,
+        tokens[start:end],
+        start if start > seq.write_from else seq.write_from,
+        logits,
+        samples,
+        top_k,
+        params,
+        tokens,
+        seq.num_prompt_tokens,
+    )
+
+
+def new_prompt_logprobs(chunk: Chunk, result: ItemOutput) -> list[SampledToken]:
+    """The chunk's prompt rows that were not delivered before; a resumed prompt computes some of them again."""
+    request = chunk.request
+    rows = range(chunk.start, min(chunk.end, chunk.seq.num_prompt_tokens - 1))
+    done = request.num_prompt_logprobs
+    new = [result.prompt_logprobs[row - chunk.start] for row in rows if row >= done]
+    request.num_prompt_logprobs = max(done, rows.stop)
+    return new
+
+
+def finish_reason(
+    request: Request, seq: Sequence, token_id: int, stop_check: StopCheck | None
+) -> FinishReason | None:
+    """Why the sequence ends with the token it just got. Ids win over strings, both over lengths."""
+    params = request.params
+    num_output = len(seq.tokens) - seq.num_prompt_tokens
+    reason = stop_check.finished(seq, token_id) if stop_check is not None else None
+    if num_output >= params.min_tokens:
+        if token_id in request.eos_token_ids:
+            return FinishReason(FinishKind.STOP)
+        if params.stop_token_ids and token_id in params.stop_token_ids:
+            return FinishReason(FinishKind.STOP, token_id)
+        if reason is not None:
+            return reason
+    if num_output >= request.max_tokens:  # which keeps the sequence within max_model_len
+        return FinishReason(FinishKind.LENGTH)
+    return None

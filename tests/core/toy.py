@@ -1,0 +1,256 @@
+"""A toy executor that proves the bookkeeping: its answers depend on everything it reads from a paged cache.
+
+Every slot stores the hash of the whole token prefix that led to it, as real K/V does. A step first makes the
+copies, then writes, then reads each item's context back through its block table. A wrong table, a lost copy, a
+slot written twice or not at all, or one block freed too early gives another answer (or, when `strict`, fails
+at once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken, StepOutput
+from leafage.core.kv_manager import KVManager
+from leafage.core.request import Delta, FinishReason, Request
+from leafage.core.sampling_params import SamplingParams
+from leafage.core.scheduler import Scheduler
+
+POISON = -1
+
+
+def prefix_hashes(tokens: list[int], known: list[int] | None = None) -> list[int]:
+    """One hash per position, of all tokens up to it; `known` holds the first ones and is extended."""
+    hashes = known if known is not None else []
+    for position in range(len(hashes), len(tokens)):
+        before = hashes[-1] if hashes else 0
+        hashes.append(hash((before, tokens[position], position)))
+    return hashes
+
+
+def draw(context: list[int], seed: int, vocab_size: int) -> int:
+    """The toy model: a token from what was read and the sequence's seed."""
+    return hash((tuple(context), seed, len(context))) % vocab_size
+
+
+class ToyExecutor:
+    """Runs batches on a fake paged cache.
+
+    Args:
+        num_blocks, block_size: the cache's shape.
+        vocab_size: answers are 0 .. vocab_size - 1.
+        strict: fail where a wrong value is read, instead of answering from it.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int = 50, *, strict: bool = True
+    ) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.strict = strict
+        self.slots = [POISON] * (num_blocks * block_size)
+        self.num_prompt_rows = 0
+        self.num_rows = 0
+        self.batches: list[Batch] = []
+        self.row_errors: dict[str, str] = {}
+        self.before_execute: Callable[[Batch], None] | None = None
+        self._hashes: dict[int, list[int]] = {}
+
+    def execute(self, batch: Batch) -> StepOutput:
+        if self.before_execute is not None:
+            self.before_execute(batch)
+        for seq_id in batch.released:
+            self._hashes.pop(seq_id, None)
+        self._copy(batch)
+        written: set[int] = set()
+        for item in batch.items:
+            self._write(item, written)
+        return StepOutput([self._answer(item) for item in batch.items])
+
+    def _copy(self, batch: Batch) -> None:
+        size = self.block_size
+        sources = [self.slots[c.src * size : c.src * size + c.num_slots] for c in batch.copies]
+        for copy, values in zip(batch.copies, sources, strict=True):
+            assert 0 < copy.num_slots < size or self.block_size == 1, "a whole block is shared, not copied"
+            rest = [POISON] * (size - copy.num_slots)
+            self.slots[copy.dst * size : (copy.dst + 1) * size] = values + rest
+
+    def _slot(self, item: Item, position: int) -> int:
+        return item.block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _write(self, item: Item, written: set[int]) -> None:
+        end = item.start + len(item.token_ids)
+        assert item.token_ids == item.history[item.start : end] and item.token_ids, (
+            "token_ids are not the history's"
+        )
+        hashes = prefix_hashes(item.history[:end], self._hashes.setdefault(item.seq_id, []))
+        self.num_rows += len(item.token_ids)
+        self.num_prompt_rows += max(0, min(end, item.num_prompt_tokens) - item.start)
+        for position in range(max(item.start, item.write_from), end):
+            slot = self._slot(item, position)
+            assert slot not in written, f"slot {slot} is written twice in one step"
+            written.add(slot)
+            self.slots[slot] = hashes[position]
+
+    def _answer(self, item: Item) -> ItemOutput:
+        end = item.start + len(item.token_ids)
+        context = [self.slots[self._slot(item, position)] for position in range(end)]
+        if self.strict:
+            expected = self._hashes[item.seq_id][:end]
+            assert context == expected, (
+                f"{item.request_id} reads wrong K/V at {_first_difference(context, expected)}"
+            )
+        assert bool(item.samples) == (end == len(item.history)), (
+            "samples without the last token, or none with it"
+        )
+        assert all(sample.position == end for sample in item.samples), "a sample has the wrong position"
+        assert (item.logits is Logits.NONE) <= (not item.samples), "samples need logits"
+        output = ItemOutput(row_error=self.row_errors.get(item.request_id))
+        for sample in item.samples:
+            token = draw(context, sample.seed, self.vocab_size)
+            output.sampled.append(SampledToken(token, -1.0))
+        if item.logits is Logits.ALL:
+            last = min(end, item.num_prompt_tokens - 1)
+            output.prompt_logprobs = [
+                SampledToken(item.history[row + 1], float(row)) for row in range(item.start, last)
+            ]
+        return output
+
+
+def _first_difference(first: list[int], second: list[int]) -> int:
+    return next(i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+
+
+def undisturbed(
+    request: Request, vocab_size: int, index: int = 0, *, max_model_len: int = 10**9
+) -> list[int]:
+    """The tokens of a run without cache, batch or scheduler, by the rules that SamplingParams states."""
+    from leafage.core.request import derive
+
+    params = request.params
+    seed = derive(params.seed if params.seed is not None else request.seed, index)
+    tokens = list(request.prompt_token_ids)
+    hashes: list[int] = []
+    output: list[int] = []
+    while len(output) < request.max_tokens and len(tokens) < max_model_len:
+        token = draw(prefix_hashes(tokens, hashes), seed, vocab_size)
+        tokens.append(token)
+        output.append(token)
+        if len(output) >= params.min_tokens and (
+            (token in request.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
+        ):
+            break
+    return output
+
+
+@dataclass
+class Answer:
+    """What the deltas told of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    num_cached: int = 0
+    prompt_logprobs: list[SampledToken] = field(default_factory=list)
+
+
+class Loop:
+    """Scheduler and toy executor in the engine's loop; `KVManager.check` runs after every half step."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        *,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 4096,
+        max_model_len: int = 4096,
+        prefix_index: str = "radix",
+        vocab_size: int = 50,
+        strict: bool = True,
+        check: bool = True,
+        **options: object,
+    ) -> None:
+        self.kv = KVManager(num_blocks, block_size, prefix_index)
+        self.scheduler = Scheduler(
+            self.kv,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            **options,  # type: ignore[arg-type]
+        )
+        self.executor = ToyExecutor(num_blocks, block_size, vocab_size, strict=strict)
+        self.check = check
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.requests: dict[str, Request] = {}
+        self.num_added = 0
+
+    def add(
+        self,
+        prompt: Iterable[int],
+        request_id: str | None = None,
+        *,
+        salt: str = "",
+        priority: int = 0,
+        eos: Iterable[int] = (),
+        **params: object,
+    ) -> str:
+        request_id = request_id if request_id is not None else f"r{self.num_added}"
+        params.setdefault("temperature", 0.0)
+        request = Request(
+            request_id,
+            list(prompt),
+            SamplingParams(**params),  # type: ignore[arg-type]
+            priority=priority,
+            cache_salt=salt,
+            eos_token_ids=frozenset(eos),
+        )
+        self.scheduler.add(request)
+        self.num_added += 1
+        self.requests[request_id] = request
+        return request_id
+
+    def verify(self) -> None:
+        if self.check:
+            self.kv.check()
+            kv = self.kv
+            assert kv.num_free + kv.num_cached + kv.num_active == kv.num_blocks
+
+    def step(self) -> list[Delta]:
+        batch = self.scheduler.schedule()
+        self.verify()
+        assert batch.num_tokens <= self.scheduler.max_num_batched_tokens, "the token budget is exceeded"
+        assert self.scheduler.num_running_seqs <= self.scheduler.max_num_seqs, "too many sequences run"
+        output = self.executor.execute(batch) if batch.has_work else StepOutput()
+        deltas = self.scheduler.update(batch, output)
+        self.verify()
+        self.record(deltas)
+        return deltas
+
+    def record(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            answer = self.answers.setdefault((delta.request_id, delta.index), Answer())
+            assert answer.finish is None, "a delta after the end"
+            answer.tokens += [token.token_id for token in delta.tokens]
+            answer.finish = delta.finish
+            answer.num_cached = delta.num_cached
+            answer.prompt_logprobs += delta.prompt_logprobs
+
+    def run(self, max_steps: int = 100_000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def tokens(self, request_id: str, index: int = 0) -> list[int]:
+        return self.answers[request_id, index].tokens
+
+    def assert_undisturbed(self, request_id: str) -> None:
+        """The request's answers are those of a run alone."""
+        request = self.requests[request_id]
+        for index in range(request.params.n):
+            expected = undisturbed(
+                request, self.executor.vocab_size, index, max_model_len=self.scheduler.max_model_len
+            )
+            assert self.tokens(request_id, index) == expected, f"{request_id}/{index} differs"
