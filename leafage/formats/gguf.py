@@ -146,6 +146,7 @@ def _read_parts(path: Path, on_error: ExitStack) -> tuple[Metadata, list[Part]]:
         on_error.callback(file.close)
         header = _Header(file)
         metadata, tensors = header.read()
+        file.release(0, header.pos)  # copied
         _check_split(part_path, metadata, number, len(paths))
         if number == 0:
             first = metadata
@@ -281,10 +282,32 @@ class _Header:
         if count > (self.end - self.pos) // 8:
             self._short(8 * count, f"{count} strings of {key}")
         out: list[str] = []
+        one_by_one = 1
         while len(out) < count:
-            out += self._short_strings(count - len(out))
-            for _ in range(min(256, count - len(out))):
-                out.append(self._string(f"{key}[{len(out)}]", MAX_HEADER_BYTES))
+            quick = self._short_strings(count - len(out))
+            out += quick
+            # where windows do not help, try them ever more rarely
+            one_by_one = 1 if len(quick) > min(one_by_one, 1024) else 2 * one_by_one
+            out += self._some_strings(min(one_by_one, count - len(out)), key, len(out))
+        return out
+
+    def _some_strings(self, count: int, key: str, index: int) -> list[str]:
+        """`count` strings one by one, from number `index` of array `key` on."""
+        out: list[str] = []
+        buffer, end, pos = self.buffer, self.end, self.pos
+        try:
+            for _ in range(count):
+                start = pos + 8
+                pos = start + _U64.unpack_from(buffer, pos)[0]
+                if pos > end:
+                    break
+                out.append(buffer[start:pos].decode("utf-8"))
+                self.pos = pos
+        except (struct.error, UnicodeDecodeError):
+            pass
+        if len(out) < count:  # read the bad one again, to say what is wrong with it
+            self._string(f"{key}[{index + len(out)}]", MAX_HEADER_BYTES)
+            raise AssertionError("unreachable")
         return out
 
     def _short_strings(self, limit: int) -> list[str]:
