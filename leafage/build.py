@@ -22,6 +22,7 @@ from leafage.resources import available_cpus, available_memory
 
 if TYPE_CHECKING:
     from leafage.formats.model_file import ModelFile
+    from leafage.runtime.load import LoadedModel
     from leafage.text.chat_template import ChatTemplate
     from leafage.text.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ class MemoryPlan:
         kv_tokens: tokens it holds.
         num_blocks, block_size: the same in blocks.
         max_model_len: most tokens of one sequence.
-        context_length: what the model was trained for.
+        context_length: tokens the model was trained for.
     """
 
     weight_bytes: int
@@ -67,18 +68,28 @@ class ModelInfo:
     format: str
     file_bytes: int
     vocab_size: int
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """What is read from the model's files: weights in memory, tokenizer, facts."""
+
+    model: LoadedModel
+    tokenizer: Tokenizer
+    info: ModelInfo
+    default_sampling_params: SamplingParams
 
 
 @dataclass
 class Build:
-    """An engine and what belongs to it. One engine thread may use `engine`, `outputs` and `kv`."""
+    """An engine and what belongs to it. `engine` and `outputs` belong to one thread at a time."""
 
     config: EngineConfig
     engine: Engine
     inputs: InputProcessor
     outputs: OutputProcessor
     metrics: EngineMetrics
-    kv: KVManager
     tokenizer: Tokenizer
     template_source: str | None
     model: ModelInfo
@@ -111,9 +122,9 @@ class Build:
         """Counters and gauges; only on the thread that steps the engine."""
         return engine_stats(self.engine, self.metrics)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget cached prefixes; only on the thread that steps the engine."""
-        self.kv.reset_prefix_cache()
+    def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes, returns the blocks freed; only on the thread that steps the engine."""
+        return self.engine.scheduler.kv.reset_prefix_cache()
 
 
 def build_engine(config: EngineConfig, *, on_progress: Callable[[int, int], None] | None = None) -> Build:
@@ -125,33 +136,48 @@ def build_engine(config: EngineConfig, *, on_progress: Callable[[int, int], None
     Raises:
         ModelNotFoundError, DownloadError, ModelFileError, UnsupportedError: the model cannot be used.
         InvalidParameterError: a setting does not fit the model or the memory.
+        TemplateError: the chat template that the configuration names cannot be used.
     """
+    return assemble(config, load_assets(config, on_progress=on_progress))
+
+
+def load_assets(config: EngineConfig, *, on_progress: Callable[[int, int], None] | None = None) -> Assets:
+    """The part of `build_engine` that reads the model. Its result can serve several engines."""
     from leafage.formats import open_model
     from leafage.runtime.load import load_model
-    from leafage.runtime.model_runner import LocalExecutor
 
-    template_source = None if config.chat_template is None else _template_source(config.chat_template)
     path = _locate(config.model)
-    threads = available_cpus() if config.threads is None else config.threads
     with open_model(path) as model_file:
         tokenizer = _tokenizer(model_file)
-        context_length = _context_length(model_file)
-        defaults = _default_sampling_params(model_file)
         model = load_model(model_file, compute=config.compute, quantize=config.quantize, progress=on_progress)
-        info = ModelInfo(
-            config.model,
-            path,
-            model_file.architecture,
-            model_file.format,
-            model_file.num_bytes,
-            model.program.vocab_size,
+        return Assets(
+            model=model,
+            tokenizer=tokenizer,
+            info=ModelInfo(
+                name=config.model,
+                path=path,
+                architecture=model_file.architecture,
+                format=model_file.format,
+                file_bytes=model_file.num_bytes,
+                vocab_size=model.program.vocab_size,
+                context_length=model.config.max_position,
+            ),
+            default_sampling_params=_default_sampling_params(model_file),
         )
+
+
+def assemble(config: EngineConfig, assets: Assets) -> Build:
+    """The part of `build_engine` that plans the memory and puts the parts together."""
+    from leafage.runtime.model_runner import LocalExecutor
+
+    model, tokenizer, info = assets.model, assets.tokenizer, assets.info
     plan = plan_memory(
         config,
         weight_bytes=model.num_weight_bytes,
         kv_bytes_per_token=model.num_kv_bytes_per_token,
-        context_length=context_length,
+        context_length=info.context_length,
     )
+    threads = available_cpus() if config.threads is None else config.threads
     executor = LocalExecutor(
         model,
         num_blocks=plan.num_blocks,
@@ -161,9 +187,8 @@ def build_engine(config: EngineConfig, *, on_progress: Callable[[int, int], None
         num_threads=threads,
     )
     stop_check = StopStringCheck()
-    kv = KVManager(plan.num_blocks, plan.block_size, "radix" if config.prefix_cache else "none")
     scheduler = Scheduler(
-        kv,
+        KVManager(plan.num_blocks, plan.block_size, "radix" if config.prefix_cache else "none"),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
@@ -184,15 +209,14 @@ def build_engine(config: EngineConfig, *, on_progress: Callable[[int, int], None
         inputs=InputProcessor(tokenizer),
         outputs=OutputProcessor(tokenizer, stop_check, metrics),
         metrics=metrics,
-        kv=kv,
         tokenizer=tokenizer,
-        template_source=template_source,
+        template_source=None if config.chat_template is None else _template_source(config.chat_template),
         model=info,
         plan=plan,
         threads=threads,
-        default_sampling_params=defaults,
+        default_sampling_params=assets.default_sampling_params,
     )
-    if template_source is not None:
+    if config.chat_template is not None:
         build.template  # noqa: B018 (a template that the user gave is refused now, not at the first chat)
     return build
 
@@ -275,21 +299,6 @@ def _template_source(file: str) -> str:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"the chat template file cannot be read: {error}", value=file) from error
-
-
-def _context_length(model_file: ModelFile) -> int:
-    """Positions the model was trained for."""
-    metadata = model_file.metadata
-    if model_file.format == "gguf":
-        key = f"{model_file.architecture}.context_length"
-        value = metadata.get(key)
-    else:
-        key = "max_position_embeddings"
-        value = metadata.get(key, metadata.get("text_config", {}).get(key))
-    if not isinstance(value, int) or value < 1:
-        name = model_file.path.name
-        raise ModelFileError(f"{name} does not say its context length", value=f"{key} = {value}")
-    return value
 
 
 _GENERATION_FIELDS = {

@@ -199,9 +199,9 @@ class LLM:
         """Counters of the engine and of the KV cache, taken between two steps."""
         return self._thread.call(self._open.stats).result()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes that no running request uses."""
-        self._thread.call(self._open.reset_prefix_cache).result()
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes that no running request uses; returns how many blocks that freed."""
+        return self._thread.call(self._open.reset_prefix_cache).result()
 
     def close(self) -> None:
         """Stop the engine, join its threads and release its memory. Calls that still wait end with

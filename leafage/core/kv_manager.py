@@ -506,12 +506,22 @@ class KVManager:
         for below in reversed(list(node.subtree())):
             self._forget(below)
 
+    def reset_prefix_cache(self) -> int:
+        """Evict every block that no sequence holds; returns how many. Not between `schedule` and `update`."""
+        count = self.num_cached
+        while self.num_cached:
+            self._evict()
+        return count
+
+    def _evict(self) -> None:
+        node = self.index.evict()
+        self._nodes[node.block] = None
+        self.pool.drop(node.block)
+        self.counters.evicted_blocks += 1
+
     def _take(self) -> int:
         if self.pool.num_free == 0:
-            node = self.index.evict()
-            self._nodes[node.block] = None
-            self.pool.drop(node.block)
-            self.counters.evicted_blocks += 1
+            self._evict()
         return self.pool.take()
 
     def _hold(self, block: int) -> None:

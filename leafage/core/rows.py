@@ -40,6 +40,9 @@ def build_item(chunk: Chunk) -> Item:
         if request.num_prompt_logprobs < last_row:
             logits = Logits.ALL
             top_k = max(top_k, params.prompt_logprobs)
+    banned: frozenset[int] = frozenset()
+    if samples and params.min_tokens > len(tokens) - seq.num_prompt_tokens:
+        banned = request.eos_token_ids.union(params.stop_token_ids)
     return Item(
         seq.seq_id,
         request.request_id,
@@ -53,6 +56,7 @@ def build_item(chunk: Chunk) -> Item:
         params,
         tokens,
         seq.num_prompt_tokens,
+        banned,
     )
 
 
@@ -72,14 +76,14 @@ def finish_reason(
     """Why the sequence ends with the token it just got. Ids win over strings, both over lengths."""
     params = request.params
     num_output = len(seq.tokens) - seq.num_prompt_tokens
+    may_stop = num_output >= params.min_tokens
+    if may_stop and token_id in request.eos_token_ids:
+        return FinishReason(FinishKind.STOP)
+    if may_stop and params.stop_token_ids and token_id in params.stop_token_ids:
+        return FinishReason(FinishKind.STOP, token_id)
     reason = stop_check.finished(seq, token_id) if stop_check is not None else None
-    if num_output >= params.min_tokens:
-        if token_id in request.eos_token_ids:
-            return FinishReason(FinishKind.STOP)
-        if params.stop_token_ids and token_id in params.stop_token_ids:
-            return FinishReason(FinishKind.STOP, token_id)
-        if reason is not None:
-            return reason
+    if reason is not None and (may_stop or reason.kind is FinishKind.ERROR):
+        return reason
     if num_output >= request.max_tokens:  # which keeps the sequence within max_model_len
         return FinishReason(FinishKind.LENGTH)
     return None

@@ -25,6 +25,13 @@ def run(rig: Any, main: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> N
     asyncio.run(body())
 
 
+def endless(make_rig: MakeRig) -> Any:
+    """An answer of ten seconds."""
+    rig = make_rig(lambda prompt: [100] * 10_000, max_model_len=10_000, num_blocks=4000)
+    rig.executor.pace = 0.001
+    return rig
+
+
 async def collect(engine: AsyncEngine, prompt: Any, **settings: Any) -> str:
     return "".join([out.outputs[0].text async for out in engine.generate(prompt, PARAMS, **settings)])
 
@@ -54,7 +61,7 @@ def test_refused_requests_raise(make_rig: MakeRig) -> None:
 
 
 def test_s03_a_cancelled_stream_frees_its_blocks(make_rig: MakeRig) -> None:
-    rig = make_rig(lambda prompt: [100] * 10_000, max_model_len=10_000, num_blocks=4000)
+    rig = endless(make_rig)
 
     async def main(engine: AsyncEngine) -> None:
         started = asyncio.Event()
@@ -76,7 +83,7 @@ def test_s03_a_cancelled_stream_frees_its_blocks(make_rig: MakeRig) -> None:
 
 
 def test_a_stream_left_by_break_is_aborted_when_closed(make_rig: MakeRig) -> None:
-    rig = make_rig(lambda prompt: [100] * 10_000, max_model_len=10_000, num_blocks=4000)
+    rig = endless(make_rig)
 
     async def main(engine: AsyncEngine) -> None:
         stream = engine.generate("p", SamplingParams(max_tokens=9000))
@@ -102,7 +109,7 @@ def test_s02_a_normal_end_aborts_nothing(make_rig: MakeRig) -> None:
 
 
 def test_abort_by_id_ends_the_stream(make_rig: MakeRig) -> None:
-    rig = make_rig(lambda prompt: [100] * 10_000, max_model_len=10_000, num_blocks=4000)
+    rig = endless(make_rig)
 
     async def main(engine: AsyncEngine) -> None:
         reasons = []
@@ -115,22 +122,22 @@ def test_abort_by_id_ends_the_stream(make_rig: MakeRig) -> None:
 
 
 def test_a_duplicate_id_is_refused_and_leaves_the_first_alone(make_rig: MakeRig) -> None:
-    rig = make_rig(lambda prompt: [100] * 500, max_model_len=1000, num_blocks=400)
+    rig = endless(make_rig)
 
     async def main(engine: AsyncEngine) -> None:
-        stream = engine.generate("p", SamplingParams(max_tokens=500), request_id="r")
+        stream = engine.generate("p", SamplingParams(max_tokens=200), request_id="r")
         count = len((await anext(stream)).outputs[0].token_ids)
         with pytest.raises(InvalidParameterError, match="in use"):
             await collect(engine, "q", request_id="r")
         async for out in stream:
             count += len(out.outputs[0].token_ids)
-        assert count == 500
+        assert count == 200
 
     run(rig, main)
 
 
 def test_close_ends_streams_with_an_error(make_rig: MakeRig) -> None:
-    rig = make_rig(lambda prompt: [100] * 10_000, max_model_len=10_000, num_blocks=4000)
+    rig = endless(make_rig)
 
     async def main(engine: AsyncEngine) -> None:
         stream = engine.generate("p", SamplingParams(max_tokens=9000))

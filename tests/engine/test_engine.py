@@ -282,3 +282,17 @@ def test_cached_tokens_are_reported(make_rig: MakeRig) -> None:
     assert cold[0].num_cached_tokens == 0
     assert warm[0].num_cached_tokens == len("a prompt of some length") - 1
     assert other_salt[0].num_cached_tokens == 0
+
+
+def test_reset_prefix_cache_leaves_running_requests_alone(make_rig: MakeRig) -> None:
+    rig = make_rig("hello")
+    submit(rig, "done", "a prompt of some length")
+    rig.run()
+    running = submit(rig, "running", "something else")
+    rig.outputs.process(rig.engine.step())
+    assert rig.kv.reset_prefix_cache() > 0
+    rig.kv.check()
+    assert rig.kv.num_cached == 0 and rig.kv.num_active > 0
+    again = submit(rig, "again", "a prompt of some length")
+    rig.run()
+    assert text_of(running) == "hello" and again[0].num_cached_tokens == 0
