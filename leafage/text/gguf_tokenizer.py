@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
@@ -16,6 +17,7 @@ from leafage.text.gguf_vocab import GgufVocab, TokenType, read_vocab
 from leafage.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from leafage.text.special import LITERAL_MARK, TokenFinder
 from leafage.text.spm import SPACE_MARK, SpmEncoder
+from leafage.text.unigram import Charsmap, UnigramEncoder
 
 
 class MissingPreTokenizerWarning(UserWarning):
@@ -38,10 +40,12 @@ def build(metadata: Mapping[str, Any]) -> dict[str, Any]:
         add_bos = True
         encode_text = _character_bpe(vocab)
     else:
-        raise UnsupportedError("tokenizer model", value=vocab.model, limit="llama, gpt2, gemma4")
+        add_eos = True
+        encode_text = _unigram(vocab).encode
     add_space = add_space if vocab.add_space_prefix is None else bool(vocab.add_space_prefix)
     return {
-        "encoder": _Encoder(vocab, encode_text, add_space),
+        # the unigram encoder places spaces itself, after its normalizer
+        "encoder": _Encoder(vocab, encode_text, add_space and vocab.model != "t5"),
         "tokens": vocab.tokens,
         "token_bytes": _token_bytes(vocab),
         "bos_id": vocab.bos_id,
@@ -50,7 +54,7 @@ def build(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "special_ids": vocab.special_ids,
         "add_bos": add_bos if vocab.add_bos is None else bool(vocab.add_bos),
         "add_eos": add_eos if vocab.add_eos is None else bool(vocab.add_eos),
-        "strip_space": add_space,
+        "strip_space": add_space or vocab.merge_spaces,
         "chat_template": metadata.get("tokenizer.chat_template"),
     }
 
@@ -87,7 +91,7 @@ class _Encoder:
 def _pre_tokenizer(vocab: GgufVocab) -> PreTokenizer:
     if vocab.pre is None:
         warnings.warn(
-            "the file has no tokenizer.ggml.pre (it was made before that key existed): text is cut by 'default' "
+            "the file has no tokenizer.ggml.pre (it was made before that key existed): it is cut by default "
             "rules, and answers may be worse than need be. Convert the model again, or take a newer file",
             MissingPreTokenizerWarning,
             stacklevel=5,
@@ -158,7 +162,26 @@ def _spm(vocab: GgufVocab) -> SpmEncoder:
     for token_id in vocab.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE):
         mergeable.pop(vocab.tokens[token_id], None)
     assert vocab.scores is not None
-    return SpmEncoder(mergeable, vocab.scores, vocab.byte_ids, vocab.unknown_id)
+    return SpmEncoder(mergeable, np.asarray(vocab.scores).tolist(), vocab.byte_ids, vocab.unknown_id)
+
+
+def _unigram(vocab: GgufVocab) -> UnigramEncoder:
+    usable = vocab.ids_by_text.copy()
+    for token_id in vocab.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE):
+        usable.pop(vocab.tokens[token_id], None)
+    assert vocab.scores is not None
+    if vocab.unknown_id is None:
+        raise ModelFileError("a unigram tokenizer needs an unknown token", remedy="convert the model again")
+    scores = np.asarray(vocab.scores)
+    return UnigramEncoder(
+        usable,
+        scores.tolist(),
+        float(scores[vocab.ids_of(TokenType.NORMAL)].min(initial=0.0)),
+        vocab.unknown_id,
+        Charsmap(vocab.charsmap),
+        add_space=bool(vocab.add_space_prefix),
+        merge_spaces=vocab.merge_spaces,
+    )
 
 
 def _token_bytes(vocab: GgufVocab) -> Callable[[int], bytes]:

@@ -54,6 +54,8 @@ class GgufVocab:
     add_bos: bool | None
     add_eos: bool | None
     add_space_prefix: bool | None
+    merge_spaces: bool
+    charsmap: bytes
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
     ids_by_text: dict[str, int]
@@ -151,6 +153,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> GgufVocab:
         add_bos=metadata.get(_PREFIX + "add_bos_token"),
         add_eos=metadata.get(_PREFIX + "add_eos_token"),
         add_space_prefix=metadata.get(_PREFIX + "add_space_prefix"),
+        merge_spaces=bool(metadata.get(_PREFIX + "remove_extra_whitespaces", False)),
+        charsmap=np.array(metadata.get(_PREFIX + "precompiled_charsmap", ())).astype(np.uint8).tobytes(),
         eos_ids=named.union(token_id for token_id in declared if token_id is not None),
         special_ids=special,
         ids_by_text=ids_by_text,

@@ -1,9 +1,10 @@
 """SentencePiece-style byte-pair encoding, driven by token scores.
 
 A GGUF file with `tokenizer.ggml.model = llama` has scores and no merge list: any two neighbours whose
-concatenation is a token may merge, the best score first, the leftmost among equals (Kudo and Richardson 2018,
-SentencePiece; the same order as llama.cpp). The `tokenizers` library would need all merges listed, half a
-million pairs for a vocabulary of 262k, built in about a second. Here the vocabulary itself is the merge table.
+concatenation is a token may merge, the best score first, the leftmost among equals (Kudo and Richardson
+2018, SentencePiece; the same order as llama.cpp). The `tokenizers` library would need all merges listed,
+half a million pairs for a vocabulary of 262k, built in about a second. Here the vocabulary itself is the
+merge table.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-import numpy as np
+from leafage.text.bonds import Bonds, ChunkCache
 
 SPACE_MARK = "▁"
-
-_CACHE_ENTRIES = 65536
-_CACHED_LENGTH = 32
 
 
 class SpmEncoder:
@@ -39,33 +37,11 @@ class SpmEncoder:
         self._ids = mergeable
         self._scores = scores
         self._byte_ids = [unknown_id if token_id is None else token_id for token_id in byte_ids]
-        self._bonds = _bonds_inside(mergeable)
-        self._cache: dict[str, list[int]] = {}
+        self._pieces = ChunkCache(Bonds(mergeable), self._merge)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, whose spaces become U+2581; nothing is added in front."""
-        ids: list[int] = []
-        cache = self._cache
-        for chunk in self._chunks(text.replace(" ", SPACE_MARK)):
-            known = cache.get(chunk)
-            if known is None:
-                known = self._merge(chunk)
-                if len(chunk) <= _CACHED_LENGTH:
-                    if len(cache) >= _CACHE_ENTRIES:
-                        cache.clear()
-                    cache[chunk] = known
-            ids += known
-        return ids
-
-    def _chunks(self, text: str) -> list[str]:
-        """`text` cut where no token of the vocabulary holds the two neighbours: no merge can cross it."""
-        if len(text) < 2:
-            return [text] if text else []
-        bonds = _neighbours(text)
-        at = np.searchsorted(self._bonds, bonds)
-        at[at == len(self._bonds)] = 0
-        cuts = (np.nonzero(self._bonds[at] != bonds)[0] + 1).tolist()
-        return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        return self._pieces.encode(text.replace(" ", SPACE_MARK))
 
     def _merge(self, chunk: str) -> list[int]:
         """Merge neighbours, best score first, until no two of them form a token."""
@@ -110,18 +86,3 @@ class SpmEncoder:
                         result.append(token)
             start = stop
         return result
-
-
-def _neighbours(text: str) -> np.ndarray:
-    """[len(text) - 1] uint64: each pair of neighbouring characters as one number."""
-    points = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.uint64)
-    bonds: np.ndarray = points[:-1] << np.uint64(32) | points[1:]
-    return bonds
-
-
-def _bonds_inside(tokens: dict[str, int]) -> np.ndarray:
-    """Sorted pairs of neighbouring characters that occur inside tokens."""
-    separator = "\ufdd2"  # a noncharacter; pairs with it match no text worth the name
-    joined = separator.join(token for token in tokens if len(token) > 1)
-    bonds = np.unique(_neighbours(joined)) if len(joined) > 1 else np.empty(0, np.uint64)
-    return bonds if len(bonds) else np.zeros(1, np.uint64)
