@@ -102,8 +102,9 @@ def _encode(x: np.ndarray, dtype: str, out: np.ndarray, name: str) -> None:
 
 
 def _inverse(scale: np.ndarray) -> np.ndarray:
-    """1 / scale, 0 where the scale is 0."""
-    out: np.ndarray = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    """1 / scale, 0 where the scale is nothing in float16 by far, and where the division might overflow."""
+    used = np.abs(scale) > np.float32(1e-30)
+    out: np.ndarray = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=used)
     return out
 
 

@@ -82,6 +82,14 @@ def test_constant_blocks_are_kept():
     np.testing.assert_array_equal(dequantize("Q4_1", quantize(x, "Q4_1"), x.shape), x)
 
 
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("tiny", [1e-45, 1e-40, 1e-38, 1e-31, 1e-29, 1e-9])
+def test_weights_below_float16_become_zero(dtype, tiny):
+    x = np.full((2, 32), tiny, np.float32)
+    x[0, ::2] = 0
+    np.testing.assert_array_equal(dequantize(dtype, quantize(x, dtype), x.shape), 0)
+
+
 def test_more_than_one_chunk():
     x = weights(513, 256)
     for dtype in ("Q8_0", "Q4_0", "Q4_1"):
