@@ -1,9 +1,12 @@
-"""What can ever fit: a request that could never run is refused when it arrives."""
+"""Who may have memory: what can ever fit, what a gang may still ask for, and who makes room for whom."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from leafage.core.kv_manager import KVManager
 from leafage.core.request import Request
+from leafage.core.roster import rank
 from leafage.errors import RequestTooLargeError
 
 
@@ -61,3 +64,31 @@ def fitting_max_tokens(request: Request, kv: KVManager, *, max_seqs: int, max_mo
             remedy=f"set max_tokens to at most {longest}, or leave it unset, or enlarge the KV cache",
         )
     return params.max_tokens
+
+
+def growth_left(request: Request, kv: KVManager) -> int:
+    """Blocks that a gang may still ask for at worst, beyond those of its known tokens."""
+    num_prompt = len(request.prompt_token_ids)
+    most = kv.blocks_for(num_prompt + request.max_tokens - 1)
+    unforked = request.params.n - len(request.sequences)
+    copies = len(request.live) - 1
+    return (
+        sum(max(0, most - kv.blocks_for(len(seq.tokens))) for seq in request.live)
+        + unforked * (most - num_prompt // kv.block_size)
+        + copies
+    )
+
+
+def victim_for(requester: Request, running: Sequence[Request], step: int, max_preemptions: int) -> Request:
+    """The gang that gives its blocks to `requester`: the latest arrived of the lowest priority.
+
+    Only gangs behind the requester that had no turn in this step, so nothing listed is taken back; and none
+    of the requester's own priority that was preempted `max_preemptions` times. Without one, the requester.
+    """
+    for candidate in reversed(running):
+        if rank(candidate) <= rank(requester):
+            break
+        spared = candidate.priority == requester.priority and candidate.num_preemptions >= max_preemptions
+        if candidate.visited != step and not spared:
+            return candidate
+    return requester

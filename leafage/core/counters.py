@@ -41,7 +41,7 @@ class SchedulerCounters:
     """Requests that ended, by kind."""
 
     def count_prefix(self, request: Request) -> None:
-        """Count a request's prefix hits and misses, once: when its prompt is done, or when it leaves earlier."""
+        """Count a request's prefix hits and misses, once: when its prompt is done or it leaves."""
         if request.counted or request.num_cached is None:
             return
         request.counted = True

@@ -17,7 +17,7 @@ def check_kv(kv: KVManager) -> None:
     Raises:
         AssertionError: saying which one is broken.
     """
-    kv.pool.check()
+    kv.store.pool.check()
     kv.index.check()
     owners: Counter[int] = Counter()
     active: set[int] = set()
@@ -30,7 +30,7 @@ def check_kv(kv: KVManager) -> None:
         active.update((copy.src, copy.dst))
     cached = 0
     for node in kv.index.nodes():
-        assert kv.node_of(node.block) is node, f"block {node.block} and node {node.number} disagree"
+        assert kv.store.node_of(node.block) is node, f"block {node.block} and node {node.number} disagree"
         owners[node.block] += 1
         held = node.block in active
         assert held == (node.stamp is None), f"node {node.number} is held: {held}, idle since {node.stamp}"
@@ -38,9 +38,9 @@ def check_kv(kv: KVManager) -> None:
         parent = node.parent
         if held and parent is not None and parent.depth > 0:
             assert parent.stamp is None, f"node {node.number} is held, its parent is not"
-    for block, count in enumerate(kv.pool.ref_count):
+    for block, count in enumerate(kv.store.pool.ref_count):
         assert count == owners[block], f"block {block} has count {count} and {owners[block]} owners"
-        node_of = kv.node_of(block)
+        node_of = kv.store.node_of(block)
         assert node_of is None or not node_of.detached, f"block {block} belongs to a detached node"
     assert cached == kv.num_cached, f"{cached} blocks are cached, the counter says {kv.num_cached}"
     assert len(active) == kv.num_active, f"{len(active)} blocks are active, the counter says {kv.num_active}"
@@ -50,7 +50,7 @@ def check_kv(kv: KVManager) -> None:
     for seq in kv.claimants():
         assert seq.claim is not None and seq.block_table, f"sequence {seq.seq_id} left and kept its claim"
     pending = [node for node in kv.index.nodes() if node.pending]
-    if not kv.in_step:
+    if not kv.store.in_step:
         assert not pending and not kv.copies, "a node is pending or a copy listed between steps"
     sources = {copy.src for copy in kv.copies}
     targets = [copy.dst for copy in kv.copies]
@@ -76,12 +76,12 @@ def _check_sequence(kv: KVManager, seq: Sequence) -> None:
             assert step.key == expected, f"{name}: node {i} has other tokens"
     shared_head = seq.num_prompt_tokens // size if len(seq.gang) > 1 else 0
     for i, block in enumerate(table[seq.num_published :], start=seq.num_published):
-        if kv.node_of(block) is not None:  # published by the gang's leader; this one follows
+        if kv.store.node_of(block) is not None:  # published by the gang's leader; this one follows
             assert i < shared_head, f"{name}: entry {i} is published and not counted as such"
             continue
         holders = sum(block in member.block_table for member in seq.gang)
         copied = sum((copy.src == block) + (copy.dst == block) for copy in kv.copies)
-        count = kv.pool.ref_count[block] - copied
+        count = kv.store.pool.ref_count[block] - copied
         assert count == holders, f"{name}: entry {i} has {count - holders} strangers"
         writes = max(seq.num_computed, i * size) < min(seq.num_planned, (i + 1) * size)
         assert not writes or count == 1 or i < shared_head, f"{name}: writes into shared block {block}"

@@ -2,17 +2,16 @@
 
 The invariants, asserted by `check()`:
 
-1. `ref_count[block]` = sequences holding it + 1 if the index holds it + pins + copies of the current step;
-   a block is in the free list exactly when that is 0.
+1. `ref_count[block]` = sequences that hold it + 1 if the index holds it + copies of the current step; a block
+   is in the free list exactly when that is 0.
 2. Every block is free, cached (only the index holds it) or active: free + cached + active = total.
 3. Ancestors of a held node are held, so every cached block can be evicted, leaves first.
 4. The first `num_published` entries of a sequence's table are the blocks of its path in the index, and the
-   keys along the path are its tokens. Detached nodes are the exception: they left the index early.
-5. A computed slot is never written: a block that several sequences hold is written by nobody, except by the
-   one that publishes it, in the step that publishes it.
-6. A pending node is never taken as the source of a copy, and no node is pending between steps. (A shared,
-   partly filled block may be copied and then be filled and published by its last owner in the same step:
-   copies come before the forward.)
+   keys along the path are its tokens. A detached path is the exception: it left the index early.
+5. A computed slot is never written. A block with several owners is written by nobody, except by its publisher
+   in the step that publishes it, and by the leader of a resumed gang, whose members wait for it.
+6. A copy starts from computed slots; no block is source and destination of copies in one step; between steps
+   there are neither copies nor pending nodes.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 
 from leafage.core.batch import Copy
 from leafage.core.block_pool import BlockPool
+from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
 from leafage.core.counters import KVCounters
 from leafage.core.invariants import check_kv
@@ -43,7 +43,7 @@ class _Match:
 
 
 class KVManager:
-    """Attach, grow, fork, publish, release and evict over one pool of blocks.
+    """Attach, grow, fork, publish and release over one pool of blocks.
 
     Running sequences and the prefix cache share the pool: free memory is cache, and running requests take it
     back by evicting.
@@ -53,7 +53,7 @@ class KVManager:
         block_size: tokens per block.
         prefix_index: `radix`, `none`, or any PrefixIndex.
         max_pinned_blocks: blocks that pins may hold together; requests cannot count on them.
-        block_order: see BlockPool.
+        block_order: the order in which the untouched pool hands its blocks out.
 
     Raises:
         InvalidParameterError: for sizes below 1 or an unknown index.
@@ -72,35 +72,29 @@ class KVManager:
             if value < 1:
                 raise InvalidParameterError(f"{name} is out of range", value=value, limit="at least 1")
         if not 0 <= max_pinned_blocks < num_blocks:
+            limit = f"0 to {num_blocks - 1}"
             raise InvalidParameterError(
-                "max_pinned_blocks is out of range", value=max_pinned_blocks, limit=f"0 to {num_blocks - 1}"
+                "max_pinned_blocks is out of range", value=max_pinned_blocks, limit=limit
             )
         if isinstance(prefix_index, str):
             if prefix_index not in INDEXES:
-                names = " or ".join(INDEXES)
-                raise InvalidParameterError("unknown prefix index", value=prefix_index, limit=names)
+                limit = " or ".join(INDEXES)
+                raise InvalidParameterError("unknown prefix index", value=prefix_index, limit=limit)
             prefix_index = INDEXES[prefix_index](block_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_pinned_blocks = max_pinned_blocks
-        self.index: PrefixIndex = prefix_index
-        self.pool = BlockPool(num_blocks, block_order)
-        self.counters = KVCounters()
-        self.copies: list[Copy] = []
-        """Copies of the current step, for the batch."""
-        self._nodes: list[Node | None] = [None] * num_blocks
-        self._pending: list[Node] = []
-        self._touched: dict[int, Sequence] = {}
+        self.index = prefix_index
+        self.store = BlockStore(BlockPool(num_blocks, block_order), prefix_index)
         self._claims = Claims(block_size)
         self._attached: dict[int, Sequence] = {}
-        self._step = 0
-        self._in_step = False
+        self._touched: dict[int, Sequence] = {}  # rely on what the current step computes or copies
 
     # -- counts ----------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
-        return self.pool.num_free
+        return self.store.pool.num_free
 
     @property
     def num_cached(self) -> int:
@@ -109,17 +103,22 @@ class KVManager:
 
     @property
     def num_active(self) -> int:
-        return self.num_blocks - self.pool.num_free - self.index.num_idle
+        """Blocks that sequences (or copies of the current step) hold."""
+        return self.num_blocks - self.num_free - self.num_cached
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had now: free ones and, by eviction, cached ones."""
-        return self.pool.num_free + self.index.num_idle
+        """Free and cached blocks."""
+        return self.store.num_available
 
     @property
-    def in_step(self) -> bool:
-        """Whether a step was begun and neither committed nor undone."""
-        return self._in_step
+    def counters(self) -> KVCounters:
+        return self.store.counters
+
+    @property
+    def copies(self) -> list[Copy]:
+        """Copies of the current step, for the batch."""
+        return self.store.copies
 
     def attached(self) -> Iterable[Sequence]:
         """The sequences that hold blocks."""
@@ -129,15 +128,11 @@ class KVManager:
         """The sequences for whose next block others may wait."""
         return self._claims.holders()
 
-    def node_of(self, block: int) -> Node | None:
-        """The index node whose K/V the block holds."""
-        return self._nodes[block]
-
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def longest_output(self, num_prompt_tokens: int, n: int) -> int:
-        """The largest max_tokens with which a gang of n can run alone; below 1 when not even its prompt fits.
+        """The largest max_tokens with which a gang of n can run alone; below 1 when its prompt cannot.
 
         At worst it holds the full prompt blocks once and all its others n times:
         `full + n * (blocks_for(prompt + max_tokens - 1) - full)`; K/V of a last token is never needed.
@@ -146,67 +141,56 @@ class KVManager:
         each = full + (self.num_blocks - self.max_pinned_blocks - full) // n
         return each * self.block_size - num_prompt_tokens + 1
 
+    def reset_prefix_cache(self) -> int:
+        """Evict everything that only the index holds; returns how many blocks that freed."""
+        before = self.num_free
+        while self.num_cached:
+            self.store.evict()
+        return self.num_free - before
+
     # -- a step ----------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
-        """`step` stamps the blocks that become idle from now on."""
-        assert not self._pending and not self.copies, "the previous step was neither committed nor undone"
-        self._step = step
-        self._in_step = True
+        self.store.begin(step)
 
     def commit(self) -> None:
-        """The step ran: what was pending is computed, copies are done."""
-        for node in self._pending:
-            node.pending = False
-        self._pending.clear()
-        self._end_step()
+        """The step ran."""
+        self.store.commit()
+        self._touched.clear()
 
     def undo(self) -> list[Sequence]:
-        """The step failed: take back what it published. Returns the sequences that relied on it or on a copy."""
-        for node in self._pending:
-            if not node.detached:
-                self._detach(node)
-        self._pending.clear()
+        """The step failed: take back what it published. Returns the sequences that rely on its results."""
+        self.store.undo()
         touched = list(self._touched.values())
-        self._end_step()
+        self._touched.clear()
         return touched
 
     def discard(self, seq: Sequence) -> list[Sequence]:
-        """Un-publish everything `seq` published and whatever hangs below: its K/V cannot be trusted.
+        """Un-publish what `seq` published and all that hangs below: its K/V cannot be trusted.
 
-        To be called before `commit`. Returns the sequences that attached some of it in this very step;
-        those that attached earlier go on with the blocks they hold.
+        To be called before `commit`. Returns the others that attached some of it in this very step; those
+        that attached earlier go on with the blocks they hold.
         """
         if seq.index_node is not None:
             for node in seq.index_node.path():
                 if node.publisher == seq.seq_id and not node.detached:
-                    self._detach(node)
+                    self.store.forget(node)
                     break
-        self._pending = [node for node in self._pending if not node.detached]
-        return [
-            other
-            for other in self._touched.values()
-            if other is not seq and other.index_node is not None and other.index_node.detached
-        ]
-
-    def _end_step(self) -> None:
-        for copy in self.copies:
-            self._drop(copy.src)
-            self._drop(copy.dst)
-        self.copies = []
-        self._touched.clear()
-        self._in_step = False
+        others = (other for other in self._touched.values() if other is not seq)
+        return [o for o in others if o.index_node is not None and o.index_node.detached]
 
     # -- attach ----------------------------------------------------------------------------------
 
-    def admit(self, request: Request, *, limit: int | None, watermark: int, reserve: int) -> bool:
+    def admit(self, request: Request, *, limit: int | None = None, watermark: int = 0) -> bool:
         """Give all live sequences of a request the blocks of their known tokens, cached ones first.
+
+        The members of a resumed gang share the full blocks of their prompt from the start: the first member,
+        the leader, computes them and the others follow.
 
         Args:
             request: holds no blocks yet.
             limit: attach at most this many cached tokens per sequence; None means all.
             watermark: blocks that must stay available.
-            reserve: more of them, kept for the growth of others.
 
         Returns:
             Whether it fits. Nothing changes when it does not.
@@ -221,22 +205,24 @@ class KVManager:
             own = len(match.nodes) if seq is leader else max(shared, len(match.nodes))
             need += self.blocks_for(len(seq.tokens)) - own
             idle.update(node.block for node in match.nodes if node.stamp is not None)
-        room = self.num_available - len(idle) - watermark - reserve - need
+        room = self.num_available - len(idle) - watermark - need
         if room < 0:
             return False
         partial = matches[0].partial
         if partial is not None and partial[0].stamp is not None and room == 0:
-            matches[0].partial = None  # the source could not stay alive during the copy: compute instead
+            partial = None  # there is no room to keep the source during the copy: compute instead
         for seq, match in zip(members, matches, strict=True):
             for node in match.nodes:
-                self._hold(node.block)
+                self.store.hold(node.block)
                 seq.block_table.append(node.block)
-            if seq is not leader:
-                match.partial = None
-            elif match.partial is not None:
-                self._hold(match.partial[0].block)
+        if partial is not None:
+            self.store.hold(partial[0].block)  # until the copy is listed
         for seq, match in zip(members, matches, strict=True):
-            self._attach(seq, match, leader.block_table[:shared] if seq is not leader else [])
+            head = [] if seq is leader else leader.block_table[:shared]
+            self._attach(seq, match.nodes, head)
+        if partial is not None:
+            self._copy_head(leader, *partial)
+            self.store.drop(partial[0].block)
         return True
 
     def _first_fork_copies(self, request: Request) -> int:
@@ -251,7 +237,7 @@ class KVManager:
         limit = len(tokens) if limit is None else min(limit, len(tokens))
         nodes = self.index.match(seq.cache_salt, tokens, limit)
         start = len(nodes) * size
-        end = min(start + size, limit, len(tokens) - 1)  # the last token is always run: its logits are needed
+        end = min(start + size, limit, len(tokens) - 1)  # the last token always runs: its logits are needed
         if end <= start:
             return _Match(nodes)
         node = nodes[-1] if nodes else self.index.root(seq.cache_salt)
@@ -259,26 +245,35 @@ class KVManager:
             return _Match(nodes)  # someone is computing that block: wait for it instead of copying a part
         return _Match(nodes, self.index.longest_run(node, tuple(tokens[start:end])))
 
-    def _attach(self, seq: Sequence, match: _Match, shared: list[int]) -> None:
-        size = self.block_size
+    def _attach(self, seq: Sequence, nodes: list[Node], head: list[int]) -> None:
+        """Fill the table behind the matched blocks: from the leader's head, then with fresh ones."""
         table = seq.block_table
-        for block in shared[len(table) :]:
-            self._hold(block)
+        for block in head[len(table) :]:
+            self.store.hold(block)
             table.append(block)
         for _ in range(self.blocks_for(len(seq.tokens)) - len(table)):
-            table.append(self._take())
-        seq.num_published = len(match.nodes)
-        seq.index_node = match.nodes[-1] if match.nodes else None
-        seq.write_from = seq.num_published * size
-        if match.partial is not None:
-            source, run = match.partial
-            self._copy(source.block, table[seq.num_published], run)
-            seq.write_from += run
-            self._touched[seq.seq_id] = seq
-        if any(node.pending for node in match.nodes):
-            self._touched[seq.seq_id] = seq
-        seq.num_computed = seq.num_planned = min(seq.write_from, len(seq.tokens) - 1)
+            table.append(self.store.take())
         self._attached[seq.seq_id] = seq
+        self._stand(seq, nodes[-1] if nodes else None, len(nodes))
+        if any(node.pending for node in nodes):
+            self._touched[seq.seq_id] = seq
+
+    def _stand(self, seq: Sequence, node: Node | None, num_blocks: int) -> None:
+        """The first `num_blocks` blocks, up to `node`, are attached: compute what follows them.
+
+        When that is nothing, the last token runs once more, without writing its K/V.
+        """
+        seq.index_node = node
+        seq.num_published = num_blocks
+        seq.write_from = num_blocks * self.block_size
+        seq.num_computed = seq.num_planned = min(seq.write_from, len(seq.tokens) - 1)
+
+    def _copy_head(self, seq: Sequence, source: Node, run: int) -> None:
+        """Token-granular hit: copy the first `run` slots of a block that differs later."""
+        self.store.copy(source.block, seq.block_table[seq.num_published], run)
+        seq.write_from += run
+        seq.num_computed = seq.num_planned = seq.write_from
+        self._touched[seq.seq_id] = seq
 
     def advance(self, seq: Sequence) -> int:
         """Attach whole blocks that others published behind what `seq` has; returns the tokens gained.
@@ -286,32 +281,25 @@ class KVManager:
         Only at a block boundary. The blocks it replaces were its own and not yet written.
         """
         size = self.block_size
-        first = index = seq.num_published
+        index = seq.num_published
         tokens = seq.tokens
-        total = len(tokens)
-        if seq.num_computed != index * size:
+        before = seq.num_computed
+        if before != index * size:
             return 0
         node = self._node(seq)
-        while (index + 1) * size <= total:
+        while (index + 1) * size <= len(tokens):
             child = self.index.child(node, tuple(tokens[index * size : (index + 1) * size]))
             if child is None:
                 break
             node = child
-            self._replace(seq, index, node.block)
-            if node.pending:
-                self._touched[seq.seq_id] = seq
+            self._replace(seq, index, node)
             index += 1
-        if index == first:
-            return 0
-        before = seq.num_computed
-        seq.index_node = node
-        seq.num_published = index
-        seq.write_from = index * size
-        seq.num_computed = seq.num_planned = min(seq.write_from, total - 1)
+        if index > seq.num_published:
+            self._stand(seq, node, index)
         return seq.num_computed - before
 
     def follow(self, seq: Sequence, leader: Sequence) -> bool:
-        """Move `seq` over the prompt blocks that it shares with its gang's leader; False while it must wait."""
+        """Move `seq` over the prompt blocks that its gang's leader computes; False while it must wait."""
         shared = seq.num_prompt_tokens // self.block_size * self.block_size
         if seq.num_computed >= shared:
             return True
@@ -335,38 +323,28 @@ class KVManager:
             self._claims.take(seq, self._node(seq), start)
 
     def explain_miss(self, seq: Sequence) -> dict[str, int]:
-        """Why the prompt's tokens behind `num_computed` are not cached, just after admission: tokens by reason.
+        """Why prompt tokens are not cached, just after admission: tokens by reason.
 
-        `below_block`: they match cached ones, but only part of a block, or the last token, which always runs.
-        `evicted`: they were in the index until lately. `salt`: another cache_salt holds them (for the operator).
-        What no reason explains is `no_match`.
+        `below_block`: they match cached ones, but only part of a block that could not be copied, or the last
+        token, which always runs. `evicted`: they were in the index until lately. `salt`: another cache_salt
+        holds them (for the operator only). What no reason explains is `no_match`.
         """
         size = self.block_size
-        prompt = seq.tokens[: seq.num_prompt_tokens]
+        prompt = tuple(seq.tokens[: seq.num_prompt_tokens])
         start = seq.num_published * size
         node = self._node(seq)
-        reasons: dict[str, int] = {}
-        run = (
-            self.index.longest_match(node, tuple(prompt[start : start + size])) if start < len(prompt) else 0
-        )
-        below = max(start + run, seq.write_from) - seq.num_computed
-        if below > 0:
-            reasons["below_block"] = below
+        run = self.index.longest_match(node, prompt[start : start + size])
         evicted = self.index.evicted_run(node, prompt, start)
-        if evicted:
-            reasons["evicted"] = evicted
-        elsewhere = self.index.elsewhere(seq.cache_salt, prompt) - start - evicted
-        if elsewhere > 0:
-            reasons["salt"] = elsewhere
-        return reasons
+        return {
+            "below_block": max(0, start + run - seq.num_computed),
+            "evicted": evicted,
+            "salt": max(0, self.index.elsewhere(seq.cache_salt, prompt) - start - evicted),
+        }
 
-    # -- grow, fork, publish, release ----------------------------------------------------------------
+    # -- grow, fork, publish, release --------------------------------------------------------------
 
     def can_grow(self, members: list[Sequence]) -> bool:
         """Whether all members can get room for all their known tokens, copies-on-write included."""
-        if len(members) == 1 and len(members[0].gang) == 1:
-            seq = members[0]
-            return self.blocks_for(len(seq.tokens)) - len(seq.block_table) <= self.num_available
         need = 0
         writers: Counter[int] = Counter()
         for seq in members:
@@ -375,44 +353,39 @@ class KVManager:
             if block is not None:
                 writers[block] += 1
         for block, count in writers.items():
-            need += count - (count == self._owners(block))  # the last owner writes in place
+            need += count - (count == self.store.owners(block))  # the last owner writes in place
         return need <= self.num_available
 
     def grow(self, seq: Sequence, end: int) -> None:
         """Make the slots of positions `num_computed` to `end` exist and be this sequence's alone to write."""
         table = seq.block_table
-        if len(seq.gang) > 1:
-            block = self._shared_block(seq)
-            if block is not None:
-                fresh = self._take()
-                index = seq.num_computed // self.block_size
-                self._hold(block)
-                self._copy(block, fresh, seq.num_computed % self.block_size)
-                self._drop(block)
-                table[index] = fresh
-                self._touched[seq.seq_id] = seq
+        shared = self._shared_block(seq)
+        if shared is not None:
+            index, offset = divmod(seq.num_computed, self.block_size)
+            table[index] = self.store.take()
+            self.store.copy(shared, table[index], offset)
+            self.store.drop(shared)
+            self._touched[seq.seq_id] = seq
         while len(table) * self.block_size < end:
-            table.append(self._take())
+            table.append(self.store.take())
 
     def _shared_block(self, seq: Sequence) -> int | None:
         """The partly filled block that `seq` writes next, when others own it too.
 
         Full prompt blocks are never meant: one member computes them for the whole gang.
         """
+        if len(seq.gang) == 1:
+            return None
         index, offset = divmod(seq.num_computed, self.block_size)
         if offset == 0 or index < seq.num_prompt_tokens // self.block_size or index < seq.num_published:
             return None
         block = seq.block_table[index]
-        return block if self._owners(block) > 1 else None
-
-    def _owners(self, block: int) -> int:
-        """How many sequences and indexes own the block, copies aside."""
-        return self.pool.ref_count[block] - sum((c.src == block) + (c.dst == block) for c in self.copies)
+        return block if self.store.owners(block) > 1 else None
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` shares all blocks of `parent`; the first write into a shared one copies it."""
         for block in parent.block_table:
-            self._hold(block)
+            self.store.hold(block)
         child.block_table = list(parent.block_table)
         child.num_computed = child.num_planned = parent.num_computed
         child.write_from = parent.write_from
@@ -423,9 +396,9 @@ class KVManager:
     def publish(self, seq: Sequence, end: int) -> None:
         """Give the full blocks of `tokens[:end]` to the index, pending until `commit`.
 
-        Where the index has the block already, the table entry becomes the index's own block and the
-        duplicate is freed: the bits are equal. Such blocks precede all new ones, because a new node has no
-        children yet; so one `write_from` says which slots still have to be written.
+        Where the index has the block already, the table entry becomes the index's own block and the duplicate
+        is freed: the bits are equal. Such blocks precede all new ones, because a new node has no children;
+        so one `write_from` says which slots still have to be written.
         """
         size = self.block_size
         index = seq.num_published
@@ -436,15 +409,10 @@ class KVManager:
             key = tuple(seq.tokens[index * size : (index + 1) * size])
             child = self.index.child(node, key)
             if child is None:
-                child = self._insert(node, key, seq.block_table[index], seq.seq_id)
-                child.pending = True
-                self._pending.append(child)
-            else:
-                if self._replace(seq, index, child.block):
-                    self.counters.merged_blocks += 1
-                    if child.pending:
-                        self._touched[seq.seq_id] = seq
-                    seq.write_from = max(seq.write_from, (index + 1) * size)
+                child = self.store.insert(node, key, seq.block_table[index], seq.seq_id, pending=True)
+            elif self._replace(seq, index, child):
+                self.counters.merged_blocks += 1
+                seq.write_from = max(seq.write_from, (index + 1) * size)
             node = child
             index += 1
         seq.num_published = index
@@ -460,7 +428,7 @@ class KVManager:
         if keep_tail:
             self._hang_tail(seq)
         for block in reversed(seq.block_table):
-            self._drop(block)
+            self.store.drop(block)
         seq.block_table = []
         seq.num_published = 0
         seq.index_node = None
@@ -468,17 +436,14 @@ class KVManager:
         del self._attached[seq.seq_id]
 
     def _hang_tail(self, seq: Sequence) -> None:
-        size = self.block_size
-        start = seq.num_computed // size * size
+        start = seq.num_published * self.block_size
         key = tuple(seq.tokens[start : seq.num_computed])
-        if not key or seq.num_published * size != start:
-            return
         node = self._node(seq)
+        if node.detached or not 0 < len(key) < self.block_size or self.index.covers(node, key):
+            return
         block = seq.block_table[seq.num_published]
-        if not node.detached and self.pool.ref_count[block] == 1 and not self.index.covers(node, key):
-            self._insert(node, key, block, seq.seq_id)
-
-    # -- blocks and nodes ------------------------------------------------------------------------------
+        if self.store.owners(block) == 1:
+            self.store.insert(node, key, block, seq.seq_id, pending=False)
 
     def _node(self, seq: Sequence) -> Node:
         """Where in the index the sequence stands. Roots come and go, so depth 0 is looked up."""
@@ -486,76 +451,20 @@ class KVManager:
             return self.index.root(seq.cache_salt)
         return seq.index_node
 
-    def _insert(self, parent: Node, key: tuple[int, ...], block: int, publisher: int) -> Node:
-        shorter = self.index.superseded(parent, key)
-        node = self.index.insert(parent, key, block)
-        if shorter is not None:
-            self._forget(shorter)
-        node.publisher = publisher
-        self.pool.hold(block)
-        self._nodes[block] = node
-        return node
-
-    def _forget(self, node: Node) -> None:
-        """A childless node leaves the index."""
-        self.index.detach(node)
-        self._nodes[node.block] = None
-        self.pool.drop(node.block)
-
-    def _detach(self, node: Node) -> None:
-        for below in reversed(list(node.subtree())):
-            self._forget(below)
-
-    def reset_prefix_cache(self) -> int:
-        """Evict every block that no sequence holds; returns how many. Not between `schedule` and `update`."""
-        count = self.num_cached
-        while self.num_cached:
-            self._evict()
-        return count
-
-    def _evict(self) -> None:
-        node = self.index.evict()
-        self._nodes[node.block] = None
-        self.pool.drop(node.block)
-        self.counters.evicted_blocks += 1
-
-    def _take(self) -> int:
-        if self.pool.num_free == 0:
-            self._evict()
-        return self.pool.take()
-
-    def _hold(self, block: int) -> None:
-        if self.pool.hold(block) == 2:
-            node = self._nodes[block]
-            if node is not None:
-                self.index.set_held(node)
-
-    def _drop(self, block: int) -> None:
-        if self.pool.drop(block) == 1:
-            node = self._nodes[block]
-            if node is not None:
-                self.index.set_idle(node, self._step)
-
-    def _copy(self, src: int, dst: int, num_slots: int) -> None:
-        """List a copy, which owns both blocks until the step ends. The caller has taken hold of `src` for it."""
-        node = self._nodes[src]
-        assert node is None or not node.pending, f"block {src} is not computed yet"
-        self._hold(dst)
-        self.copies.append(Copy(src, dst, num_slots))
-        self.counters.copied_blocks += 1
-
-    def _replace(self, seq: Sequence, index: int, block: int) -> bool:
-        """Put `block` into the table, also in those of the gang that share the old entry. False: it was there."""
+    def _replace(self, seq: Sequence, index: int, node: Node) -> bool:
+        """Make entry `index` the node's block, in all tables of the gang that share it. False: it was."""
         old = seq.block_table[index]
-        if old == block:
+        if old == node.block:
             return False
         for member in seq.gang:
             if member.block_table[index : index + 1] == [old]:
-                self._hold(block)
-                member.block_table[index] = block
-                self._drop(old)
+                self.store.hold(node.block)
+                member.block_table[index] = node.block
+                self.store.drop(old)
+        if node.pending:
+            self._touched[seq.seq_id] = seq
         return True
 
     def check(self) -> None:
-        """Assert every invariant named at the head of this module. O(everything): for tests and debugging."""
+        """Assert every invariant named at the head of this module. For tests: it looks at everything."""
         check_kv(self)

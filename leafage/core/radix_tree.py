@@ -34,8 +34,8 @@ class Node:
     """
 
     __slots__ = (
-        "block", "children", "depth", "detached", "hash", "key", "keys", "number", "parent", "pending", "publisher",
-        "stamp",
+        "block", "children", "depth", "detached", "hash", "key", "keys", "number", "parent", "pending",
+        "publisher", "stamp",
     )  # fmt: skip
 
     def __init__(self, key: Key, block: int, parent: Node | None, number: int, path_hash: int) -> None:
@@ -113,7 +113,7 @@ class RadixTree:
     # -- finding ---------------------------------------------------------------------------------
 
     def match(self, salt: str, tokens: Sequence[int], max_tokens: int) -> list[Node]:
-        """Nodes of the longest run of whole blocks at the head of `tokens[:max_tokens]`. Pending ones count."""
+        """Nodes of the longest run of whole blocks heading `tokens[:max_tokens]`, also pending ones."""
         size = self.block_size
         nodes: list[Node] = []
         node = self._roots.get(salt)
@@ -155,7 +155,7 @@ class RadixTree:
         return max((common_run(key, tokens) for key in node.keys[max(0, point - 1) : point + 1]), default=0)
 
     def evicted_run(self, node: Node, tokens: Sequence[int], start: int) -> int:
-        """How many tokens from `start`, right behind `node`, were in the index until lately (whole blocks)."""
+        """How many tokens from `start`, right behind `node`, the index held until lately (whole blocks)."""
         size = self.block_size
         path_hash = node.hash
         end = start
@@ -217,8 +217,8 @@ class RadixTree:
         node.stamp = None
         self.num_idle -= 1
 
-    def evict(self) -> Node:
-        """Remove and return the idle leaf that was used least recently; ties: deeper, then older ones first."""
+    def evict(self) -> list[Node]:
+        """Remove and return the idle leaf that was used least recently; ties: deeper, then older first."""
         while True:
             stamp = heapq.heappop(self._heap)
             node = self._nodes.get(stamp[2])
@@ -226,7 +226,7 @@ class RadixTree:
                 break
         self.detach(node)
         self._remember(node)
-        return node
+        return [node]
 
     def detach(self, node: Node) -> None:
         """Remove a childless node from the index; its block is the caller's to drop."""

@@ -54,7 +54,7 @@ class Sequence:
         write_from: K/V of earlier positions is in attached blocks and must not be written.
         num_published: leading blocks of the table that the prefix index knows.
         index_node: the node of the last of them; None while nothing is attached.
-        claim: the block (parent node number, tokens) that this sequence computes next, for others to wait for.
+        claim: the block (parent node number, tokens) it computes next, for others to wait for.
         num_lost: tokens that were computed before the last preemption.
         num_planned: what `num_computed` becomes when the current step succeeds.
         rank: the request's (priority, arrival).
@@ -129,6 +129,22 @@ class Request:
     def live(self) -> list[Sequence]:
         """The sequences that have not ended."""
         return [seq for seq in self.sequences if seq.finish is None]
+
+    def new_sequence(self, seq_id: int) -> Sequence:
+        """Add the next sequence of the gang, with the prompt as its tokens."""
+        index = len(self.sequences)
+        seq = Sequence(
+            seq_id=seq_id,
+            index=index,
+            seed=derive(self.seed, index),
+            tokens=list(self.prompt_token_ids),
+            num_prompt_tokens=len(self.prompt_token_ids),
+            cache_salt=self.cache_salt,
+            rank=(self.priority, self.arrival),
+            gang=self.sequences,
+        )
+        self.sequences.append(seq)
+        return seq
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""From the scheduler's decision to a batch item, and from an item's result to what it means for the sequence."""
+"""From the scheduler's decision to a batch item, and from an item's result to what the sequence learns."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def build_item(chunk: Chunk) -> Item:
 
 
 def new_prompt_logprobs(chunk: Chunk, result: ItemOutput) -> list[SampledToken]:
-    """The chunk's prompt rows that were not delivered before; a resumed prompt computes some of them again."""
+    """The chunk's prompt rows that were not delivered before; a resumed prompt computes some again."""
     request = chunk.request
     rows = range(chunk.start, min(chunk.end, chunk.seq.num_prompt_tokens - 1))
     done = request.num_prompt_logprobs

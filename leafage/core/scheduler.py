@@ -6,33 +6,23 @@ preemption are all tokens not yet computed.
 
 What holds after every call, next to the invariants of KVManager:
 
-1. An accepted request ends with its answer or an error. Its worst case fits the pool alone, running gangs take
-   memory from later ones only, and nothing of its class passes it while it waits preempted; so the oldest
-   gang of the highest priority always progresses, and becomes another one when it ends.
+1. An accepted request ends with its answer or an error: its worst case fits the pool alone, a gang takes
+   memory from later ones only, and nothing of its class passes it while it waits preempted. So the oldest
+   gang of the highest priority always progresses, and when it ends another one is the oldest.
 2. A gang is admitted, preempted and resumed as a whole.
-3. Within a step a victim is a gang that had no turn yet: nothing already listed in the batch is taken back.
+3. Within a step a victim is a gang that had no turn yet: nothing that the batch lists is taken back.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
-
-from leafage.core.admission import fitting_max_tokens
+from leafage.core.admission import fitting_max_tokens, growth_left, victim_for
 from leafage.core.batch import Batch, SampledToken, StepOutput
 from leafage.core.counters import SchedulerCounters
 from leafage.core.kv_manager import KVManager
 from leafage.core.policy import POLICIES, Policy
 from leafage.core.protocols import StopCheck
-from leafage.core.request import (
-    Delta,
-    FinishKind,
-    FinishReason,
-    Request,
-    RequestStatus,
-    Sequence,
-    derive,
-)
+from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
+from leafage.core.roster import Roster
 from leafage.core.rows import Chunk, build_item, finish_reason, new_prompt_logprobs
 from leafage.errors import InvalidParameterError, LeafageError, RequestError
 
@@ -52,6 +42,9 @@ class Scheduler:
         policy: admission order; a name in `POLICIES` or a function.
         watermark: blocks kept available at admission while anything runs.
         max_preemptions: B above.
+
+    Raises:
+        InvalidParameterError: a limit below 1, or an unknown policy.
     """
 
     def __init__(
@@ -70,6 +63,7 @@ class Scheduler:
             ("max_num_seqs", max_num_seqs),
             ("max_num_batched_tokens", max_num_batched_tokens),
             ("max_model_len", max_model_len),
+            ("max_preemptions", max_preemptions),
         ):
             if value < 1:
                 raise InvalidParameterError(f"{name} is out of range", value=value, limit="at least 1")
@@ -86,64 +80,61 @@ class Scheduler:
         self.watermark = watermark
         self.max_preemptions = max_preemptions
         self.counters = SchedulerCounters()
-        self._requests: dict[str, Request] = {}
-        self._waiting: list[Request] = []  # both sorted by (priority, arrival)
-        self._running: list[Request] = []
-        self._num_seqs = 0
+        self._roster = Roster()
         self._next_seq_id = 0
         self._next_arrival = 0
         self._step = 0
-        self._released: list[int] = []
+        self._released: list[int] = []  # seq_ids whose per-sequence state the executor may drop
         self._in_flight: Batch | None = None
-        self._chunks: list[Chunk] = []
-        self._aborting: set[str] = set()
+        self._chunks: list[Chunk] = []  # what the batch in flight computes, item by item
+        self._aborting: list[str] = []
 
     # -- introspection ---------------------------------------------------------------------------
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return len(self._roster) > 0
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._roster.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, preempted ones included."""
-        return len(self._waiting)
+        return len(self._roster.waiting)
 
     @property
     def num_running_seqs(self) -> int:
-        return self._num_seqs
+        return self._roster.num_seqs
 
     @property
     def running(self) -> tuple[Request, ...]:
-        return tuple(self._running)
+        """In order of service."""
+        return tuple(self._roster.running)
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        return tuple(self._waiting)
+        return tuple(self._roster.waiting)
 
     def request(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
-        return self._requests.get(request_id)
+        return self._roster.get(request_id)
 
-    # -- arrivals ----------------------------------------------------------------------------------
+    # -- arrivals --------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Accept a request, or refuse it at once.
 
-        Sets its arrival, max_tokens and first sequence. From here on it ends with an answer or an error.
+        Sets arrival, max_tokens, seed and first sequence. From here on it ends with an answer or an error.
 
         Raises:
             InvalidParameterError: an empty prompt, or an id that is in use.
             RequestTooLargeError: it could never run, however long it waited.
         """
-        num_prompt = len(request.prompt_token_ids)
-        if request.request_id in self._requests:
+        if self._roster.get(request.request_id) is not None:
             raise InvalidParameterError("the request id is in use", value=request.request_id)
-        if num_prompt == 0:
+        if not request.prompt_token_ids:
             raise InvalidParameterError("the prompt is empty", remedy="give at least one token")
         request.max_tokens = fitting_max_tokens(
             request,
@@ -157,43 +148,28 @@ class Scheduler:
             request.eos_token_ids = frozenset()
         request.arrival = self._next_arrival
         self._next_arrival += 1
-        request.status = RequestStatus.WAITING
         request.sequences = []
         self._new_sequence(request)
-        self._requests[request.request_id] = request
-        insort(self._waiting, request, key=_rank)
+        self._roster.add(request)
 
     def _new_sequence(self, request: Request) -> Sequence:
-        index = len(request.sequences)
-        seq = Sequence(
-            seq_id=self._next_seq_id,
-            index=index,
-            seed=derive(request.seed, index),
-            tokens=list(request.prompt_token_ids),
-            num_prompt_tokens=len(request.prompt_token_ids),
-            cache_salt=request.cache_salt,
-            rank=_rank(request),
-            gang=request.sequences,
-        )
         self._next_seq_id += 1
-        request.sequences.append(seq)
-        return seq
+        return request.new_sequence(self._next_seq_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request without another delta; its blocks are free when this returns.
 
         Between `schedule` and `update` it takes effect in `update`. False when no such request is unfinished.
         """
-        request = self._requests.get(request_id)
+        request = self._roster.get(request_id)
         if request is None or request_id in self._aborting:
             return False
-        if self._in_flight is not None:
-            self._aborting.add(request_id)
-        else:
-            self._end(request, FinishReason(FinishKind.ABORT))
+        self._aborting.append(request_id)
+        if self._in_flight is None:
+            self._finish_aborts()
         return True
 
-    # -- a step: what to compute -----------------------------------------------------------------------
+    # -- a step: what to compute -----------------------------------------------------------------
 
     def schedule(self) -> Batch:
         """The next batch. `update` or `fail` must follow with its result, whether it has work or not."""
@@ -201,7 +177,6 @@ class Scheduler:
         self._step += 1
         self.counters.steps += 1
         self.kv.begin_step(self._step)
-        batch = Batch()
         decodes: list[Chunk] = []
         prompts: list[Chunk] = []
         num_preemptions = self.counters.preemptions
@@ -211,27 +186,28 @@ class Scheduler:
             budget = self._admit(prompts, budget)
         self._spend_rest(prompts, budget)
         self._chunks = decodes + prompts
-        batch.items = [build_item(chunk) for chunk in self._chunks]
-        batch.copies = self.kv.copies
-        batch.released = self._released
-        self._released = []
+        batch = Batch([build_item(chunk) for chunk in self._chunks], self.kv.copies)
+        assert batch.items or not self._roster, "requests wait and nothing runs"
+        if batch.items:
+            batch.released = self._released
+            self._released = []
         self._in_flight = batch
-        assert batch.items or not self._requests, "requests wait but nothing runs"
         return batch
 
     def _schedule_decodes(self, chunks: list[Chunk], budget: int) -> int:
         """Gangs that only await their next tokens, oldest first, whole gangs. Returns the budget left."""
-        step = self._step
         kv = self.kv
         size = kv.block_size
-        for request in list(self._running):
+        for request in self._roster.running[:]:
             if request.prefilling or request.status is not RequestStatus.RUNNING:
                 continue
-            members = request.sequences if len(request.sequences) == 1 else request.live
+            members = request.sequences
+            if len(members) > 1:
+                members = request.live
             if len(members) > budget:
                 break
-            request.visited = step
-            if len(members) > 1 or len(members[0].block_table) * size < len(members[0].tokens):
+            request.visited = self._step
+            if len(request.sequences) > 1 or len(members[0].block_table) * size < len(members[0].tokens):
                 if not self._make_room(request, members):
                     continue
                 for seq in members:
@@ -247,7 +223,7 @@ class Scheduler:
 
     def _schedule_prompts(self, chunks: list[Chunk], budget: int) -> int:
         """Running gangs with more tokens to compute than their last ones. Returns the budget left."""
-        prefilling = [r for r in self._running if r.prefilling]
+        prefilling = [request for request in self._roster.running if request.prefilling]
         for i, request in enumerate(prefilling):
             if budget == 0:
                 break
@@ -255,170 +231,136 @@ class Scheduler:
                 continue
             request.visited = self._step
             members = request.live
-            if not self._make_room(request, members):
-                continue
-            for seq in members:
-                self.kv.grow(seq, len(seq.tokens))
-            others = i + 1 < len(prefilling) or bool(self._waiting)
-            budget -= self._plan_prompt(request, chunks, (budget + 1) // 2 if others else budget)
+            if self._make_room(request, members):
+                for seq in members:
+                    self.kv.grow(seq, len(seq.tokens))
+                others = i + 1 < len(prefilling) or bool(self._roster.waiting)
+                budget -= self._plan_prompt(request, chunks, budget, others)
         return budget
 
-    def _plan_prompt(self, request: Request, chunks: list[Chunk], budget: int) -> int:
-        """Chunks for a gang's members; returns how many tokens they take. It yields to earlier gangs."""
+    def _plan_prompt(self, request: Request, chunks: list[Chunk], budget: int, others: bool) -> int:
+        """Chunks for a gang's members; returns how many tokens they take.
+
+        While others wait it takes at most half of the budget. It yields to earlier gangs that compute what
+        it needs next.
+        """
         kv = self.kv
-        spent = 0
+        if others:
+            budget = (budget + 1) // 2
+        left = budget
         leader = request.sequences[request.leader]
-        shares = request.params.prompt_logprobs is None
         for seq in request.live:
-            if spent == budget:
+            if left == 0:
                 break
             if seq is not leader and not kv.follow(seq, leader):
                 continue
-            if shares:
+            if request.params.prompt_logprobs is None:
                 gained = kv.advance(seq)
-                if gained and request.num_preemptions == 0:
+                if request.num_preemptions == 0:
                     request.num_cached = (request.num_cached or 0) + gained
                 if kv.must_yield(seq):
                     continue
-            start = seq.num_computed
-            end = self._cut(start, len(seq.tokens), budget - spent)
-            kv.publish(seq, end)
-            kv.claim(seq, end)
-            seq.num_planned = end
-            spent += end - start
-            chunks.append(Chunk(request, seq, start, end))
-        return spent
+            chunk = Chunk(request, seq, seq.num_computed, seq.num_computed)
+            left -= self._extend(chunk, left)
+            chunks.append(chunk)
+        return budget - left
 
-    def _cut(self, start: int, end: int, budget: int) -> int:
-        """Where a chunk ends: a chunk that stops early stops at a block boundary if it reaches one."""
-        if end - start <= budget:
-            return end
-        end = start + budget
-        aligned = end - end % self.kv.block_size
-        return aligned if aligned > start else end
+    def _extend(self, chunk: Chunk, budget: int) -> int:
+        """Make a chunk longer by at most `budget` tokens, to a block boundary unless it is the end; by how many."""
+        seq = chunk.seq
+        end = len(seq.tokens)
+        if end - chunk.end > budget:
+            end = chunk.end + budget
+            aligned = end - end % self.kv.block_size
+            end = aligned if aligned > chunk.end else end
+        gained = end - chunk.end
+        if gained:
+            chunk.end = seq.num_planned = end
+            self.kv.publish(seq, end)
+            self.kv.claim(seq, end)
+        return gained
 
     def _spend_rest(self, chunks: list[Chunk], budget: int) -> None:
         """Budget that nobody else took goes to the prompts that were cut short, in order."""
         for chunk in chunks:
             if budget == 0:
                 break
-            seq = chunk.seq
-            end = self._cut(chunk.end, len(seq.tokens), budget)
-            if end > chunk.end:
-                self.kv.publish(seq, end)
-                self.kv.claim(seq, end)
-                budget -= end - chunk.end
-                chunk.end = seq.num_planned = end
+            budget -= self._extend(chunk, budget)
 
-    # -- admission and preemption --------------------------------------------------------------------------
+    # -- admission and preemption ------------------------------------------------------------------
 
     def _admit(self, chunks: list[Chunk], budget: int) -> int:
         """Admit waiting requests in the policy's order until one does not fit. Returns the budget left."""
-        if not self._waiting or budget == 0:
+        roster = self._roster
+        if not roster.waiting or budget == 0:
             return budget
-        barrier = [r for r in self._waiting if r.status is RequestStatus.PREEMPTED]
-        admitted: list[Request] = []
-        for request in self._policy_order():
-            if budget == 0 or self._num_seqs + request.params.n > self.max_num_seqs:
+        for request in list(self.policy(roster.waiting, self.kv)):
+            if budget == 0 or roster.num_seqs + request.params.n > self.max_num_seqs:
                 break
-            if any(p.priority <= request.priority and p.arrival < request.arrival for p in barrier):
+            if roster.blocked(request):
                 continue
             if not self._try_admit(request):
                 break
-            admitted.append(request)
-            if request in barrier:
-                barrier.remove(request)
-            others = len(admitted) < len(self._waiting)
-            budget -= self._plan_prompt(request, chunks, (budget + 1) // 2 if others else budget)
-        for request in admitted:
-            del self._waiting[self._position(self._waiting, request)]
+            budget -= self._plan_prompt(request, chunks, budget, bool(roster.waiting))
         return budget
 
-    def _policy_order(self) -> Iterable[Request]:
-        return self.policy(self._waiting, self.kv)
-
     def _try_admit(self, request: Request) -> bool:
-        resumed = request.num_preemptions > 0
+        """Attach the cached prefix, get blocks for the rest and run; False if it does not fit.
+
+        A gang preempted too often gets in only when it and all that run could finish without another
+        preemption, at worst.
+        """
+        running = self._roster.running
+        watermark = self.watermark if running else 0
+        if running and request.num_preemptions >= self.max_preemptions:
+            watermark += sum(growth_left(gang, self.kv) for gang in [*running, request])
+        logprobs = request.params.prompt_logprobs is not None  # cached positions have none
+        limit = request.num_prompt_logprobs if logprobs else None
         request.leader = request.live[0].index
-        limit = None if request.params.prompt_logprobs is None else request.num_prompt_logprobs
-        reserve = 0
-        if request.num_preemptions >= self.max_preemptions:
-            reserve = self._growth_left(request) + sum(self._growth_left(r) for r in self._running)
-        watermark = self.watermark if self._running else 0
-        if not self.kv.admit(request, limit=limit, watermark=watermark, reserve=reserve):
+        if not self.kv.admit(request, limit=limit, watermark=watermark):
             return False
-        request.status = RequestStatus.RUNNING
+        self._roster.start(request)
         request.prefilling = True
         request.visited = self._step
-        self._num_seqs += request.params.n
-        insort(self._running, request, key=_rank)
-        if resumed:
+        if request.num_preemptions > 0:
             for seq in request.live:
                 self.counters.recompute_hits += seq.num_computed
                 self.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
-        elif request.num_cached is None:
+        else:
             request.num_cached = request.sequences[0].num_computed
-            if request.params.prompt_logprobs is None:
+            if not logprobs:
                 request.missed = self.kv.explain_miss(request.sequences[0])
         return True
 
-    def _growth_left(self, request: Request) -> int:
-        """Blocks the gang may still ask for at most, beyond those of its known tokens."""
-        most = self.kv.blocks_for(len(request.prompt_token_ids) + request.max_tokens - 1)
-        left = sum(most - self.kv.blocks_for(len(seq.tokens)) for seq in request.live)
-        forks = request.params.n - len(request.sequences)
-        full = len(request.prompt_token_ids) // self.kv.block_size
-        return max(0, left) + forks * (most - full) + len(request.sequences)
-
     def _make_room(self, request: Request, members: list[Sequence]) -> bool:
-        """Preempt later gangs until all members can grow; the gang itself when none is left. False: it went."""
+        """Preempt later gangs until all members can grow; the gang itself when none is left: then False."""
         while not self.kv.can_grow(members):
-            victim = self._victim(request)
-            self._preempt(victim)
+            victim = victim_for(request, self._roster.running, self._step, self.max_preemptions)
+            self.counters.preemptions += 1
+            victim.num_preemptions += 1
+            self._requeue(victim)
             if victim is request:
                 return False
         return True
 
-    def _victim(self, requester: Request) -> Request:
-        """The latest arrived gang of the lowest priority that had no turn in this step, or the requester."""
-        for candidate in reversed(self._running):
-            if candidate is requester:
-                break
-            protected = (
-                candidate.num_preemptions >= self.max_preemptions and candidate.priority == requester.priority
-            )
-            if candidate.visited != self._step and not protected:
-                return candidate
-        return requester
-
-    def _preempt(self, request: Request) -> None:
-        self.counters.preemptions += 1
-        request.num_preemptions += 1
-        self._requeue(request)
-
     def _requeue(self, request: Request) -> None:
-        """Take all blocks back and let the request wait; it will recompute what the cache does not keep."""
+        """Take all blocks back and let the request wait; it recomputes what the cache does not keep."""
         for seq in request.live:
-            self.kv.release(seq, keep_tail=False)
             seq.num_lost = seq.num_computed
+            self._leave(seq, keep_tail=False)
             seq.num_computed = seq.num_planned = 0
-            self._released.append(seq.seq_id)
-        request.status = RequestStatus.PREEMPTED
-        self._num_seqs -= request.params.n
-        del self._running[self._position(self._running, request)]
-        insort(self._waiting, request, key=_rank)
+        self._roster.stop(request)
 
-    # -- a step: what came of it -------------------------------------------------------------------------------
+    # -- a step: what came of it -------------------------------------------------------------------
 
     def update(self, batch: Batch, output: StepOutput) -> list[Delta]:
-        """Apply the results of a batch: append tokens, publish what was computed, end what is finished."""
+        """Apply the results of a batch: append tokens, end what is finished. Deltas in the batch's order."""
         assert batch is self._in_flight, "this batch is not the one in flight"
         assert len(output.items) == len(batch.items), "one ItemOutput per item"
         deltas: list[Delta] = []
-        dropped = self._drop_untrusted(batch, output, deltas)
+        dropped = self._drop_untrusted(output, deltas)
         self.kv.commit()
         self._in_flight = None
-        generated = 0
         for chunk, result in zip(self._chunks, output.items, strict=True):
             request, seq = chunk.request, chunk.seq
             if dropped and request.request_id in dropped:
@@ -427,14 +369,11 @@ class Scheduler:
             if request.prefilling:
                 self.counters.prompt_tokens += chunk.end - chunk.start
             prompt_logprobs = new_prompt_logprobs(chunk, result) if result.prompt_logprobs else []
-            if chunk.end < len(seq.tokens):
-                if prompt_logprobs:
-                    num_cached = request.num_cached or 0
-                    deltas.append(Delta(request.request_id, seq.index, [], None, prompt_logprobs, num_cached))
-                continue
-            generated += len(result.sampled)
-            self._append(request, seq, result.sampled, prompt_logprobs, deltas)
-        self.counters.generated_tokens += generated
+            if chunk.end == len(seq.tokens):
+                self._append(request, seq, result.sampled, prompt_logprobs, deltas)
+            elif prompt_logprobs:
+                num_cached = request.num_cached or 0
+                deltas.append(Delta(request.request_id, seq.index, [], None, prompt_logprobs, num_cached))
         self._chunks = []
         self._finish_aborts()
         return deltas
@@ -450,79 +389,57 @@ class Scheduler:
         """The sequence (and, after a prompt, its new siblings) got a token each."""
         members = [seq]
         if len(sampled) > 1:
-            members += [self._fork(request, seq) for _ in range(len(sampled) - 1)]
+            members += [self._fork(request, seq) for _ in sampled[1:]]
         if request.prefilling:
-            self._end_prefill(request)
-        if request.request_id in self._aborting:
-            return
-        ended = False
+            request.prefilling = any(len(m.tokens) - m.num_computed > 1 for m in request.live)
+            self.counters.count_prefix(request)
+        self.counters.generated_tokens += len(sampled)
+        ended = None
         for member, token in zip(members, sampled, strict=True):
             member.tokens.append(token.token_id)
-            finish = finish_reason(request, member, token.token_id, self.stop_check)
-            deltas.append(
-                Delta(
-                    request.request_id,
-                    member.index,
-                    [token],
-                    finish,
-                    prompt_logprobs,
-                    request.num_cached or 0,
-                )
-            )
+            member.finish = finish = finish_reason(request, member, token.token_id, self.stop_check)
+            cached = request.num_cached or 0
+            deltas.append(Delta(request.request_id, member.index, [token], finish, prompt_logprobs, cached))
             prompt_logprobs = []
             if finish is not None:
-                member.finish = finish
+                ended = finish
                 self._leave(member, keep_tail=True)
-                ended = True
-        if ended and not request.live:
-            self._finish(request, member.finish)
+        if ended is not None and not request.live:
+            self._finish(request, ended)
 
     def _fork(self, request: Request, parent: Sequence) -> Sequence:
         child = self._new_sequence(request)
         self.kv.fork(parent, child)
         return child
 
-    def _end_prefill(self, request: Request) -> None:
-        request.prefilling = any(len(seq.tokens) - seq.num_computed > 1 for seq in request.live)
-        self.counters.count_prefix(request)
-
-    def _drop_untrusted(self, batch: Batch, output: StepOutput, deltas: list[Delta]) -> set[str]:
+    def _drop_untrusted(self, output: StepOutput, deltas: list[Delta]) -> set[str]:
         """End requests with unusable rows; requeue those whose swapped-in or attached K/V never arrived.
 
         Returns the ids of all of them: their results of this step do not count.
         """
         failed = {transfer.seq_id for transfer in output.failed_transfers}
-        bad = [result.row_error is not None for result in output.items]
-        if not failed and not any(bad):
+        errors = {
+            chunk.request.request_id: result.row_error
+            for chunk, result in zip(self._chunks, output.items, strict=True)
+            if result.row_error is not None
+        }
+        if not failed and not errors:
             return set()
-        dropped: set[str] = set()
-        again: dict[str, Request] = {}
-        for request in self._running:
+        again: set[str] = set()
+        for request in self._roster.running:
             for seq in request.live:
                 if seq.seq_id in failed:
-                    again[request.request_id] = request
-                    self._discard(seq, again)
-        for chunk, result in zip(self._chunks, output.items, strict=True):
-            request = chunk.request
-            if result.row_error is not None and request.request_id not in dropped:
-                dropped.add(request.request_id)
-                for seq in request.live:
-                    self._discard(seq, again)
-                error = RequestError(
-                    "the model gave unusable logits", value=result.row_error, remedy="try other inputs"
-                )
+                    again.add(request.request_id)
+                if seq.seq_id in failed or request.request_id in errors:
+                    owners = {id(other.gang) for other in self.kv.discard(seq)}
+                    again |= {r.request_id for r in self._roster.running if id(r.sequences) in owners}
+        for request in self._roster.running[:]:
+            if request.request_id in errors:
+                error = RequestError("the model gave unusable logits", value=errors[request.request_id])
                 deltas += self._end(request, FinishReason(FinishKind.ERROR, error=error))
-        for request_id, request in again.items():
-            if request_id not in dropped:
-                dropped.add(request_id)
-                self._requeue(request)
-        return dropped
-
-    def _discard(self, seq: Sequence, again: dict[str, Request]) -> None:
-        for other in self.kv.discard(seq):
-            for request in self._running:
-                if request.sequences is other.gang:
-                    again[request.request_id] = request
+            elif request.request_id in again:
+                self._restart(request)
+        return again.union(errors)
 
     def fail(self, batch: Batch, error: LeafageError) -> list[Delta]:
         """The whole batch failed: end its requests with `error`, un-publish what they were computing.
@@ -530,22 +447,26 @@ class Scheduler:
         Requests without an item that attached blocks of this step, or were given copies, start over.
         """
         assert batch is self._in_flight, "this batch is not the one in flight"
-        touched = self.kv.undo()
+        touched = {id(seq.gang) for seq in self.kv.undo()}
         self._in_flight = None
         self._released = batch.released + self._released
         deltas: list[Delta] = []
         for request in dict.fromkeys(chunk.request for chunk in self._chunks):
-            for seq in request.live:
-                seq.num_planned = seq.num_computed
             deltas += self._end(request, FinishReason(FinishKind.ERROR, error=error))
         self._chunks = []
-        for request in list(self._running):
-            if any(seq.gang is request.sequences for seq in touched):
-                self._requeue(request)
+        for request in self._roster.running[:]:
+            if id(request.sequences) in touched:
+                self._restart(request)
         self._finish_aborts()
         return deltas
 
-    # -- endings ---------------------------------------------------------------------------------------------
+    def _restart(self, request: Request) -> None:
+        """Let a request wait that was not preempted: what it attached in this step was never computed."""
+        if request.num_preemptions == 0 and not request.counted:
+            request.num_cached = None
+        self._requeue(request)
+
+    # -- endings -----------------------------------------------------------------------------------
 
     def _leave(self, seq: Sequence, *, keep_tail: bool) -> None:
         self.kv.release(seq, keep_tail=keep_tail)
@@ -562,32 +483,14 @@ class Scheduler:
         self._finish(request, reason)
         return deltas
 
-    def _finish(self, request: Request, reason: FinishReason | None) -> None:
-        if request.status is RequestStatus.RUNNING:
-            self._num_seqs -= request.params.n
-            del self._running[self._position(self._running, request)]
-        else:
-            del self._waiting[self._position(self._waiting, request)]
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._roster.remove(request)
         self.counters.count_prefix(request)
-        request.status = RequestStatus.FINISHED
-        del self._requests[request.request_id]
-        if reason is not None:
-            self.counters.finished[reason.kind.value] += 1
+        self.counters.finished[reason.kind.value] += 1
 
     def _finish_aborts(self) -> None:
         for request_id in self._aborting:
-            request = self._requests.get(request_id)
+            request = self._roster.get(request_id)
             if request is not None:
                 self._end(request, FinishReason(FinishKind.ABORT))
-        self._aborting.clear()
-
-    @staticmethod
-    def _position(requests: list[Request], request: Request) -> int:
-        position = bisect_left(requests, _rank(request), key=_rank)
-        assert requests[position] is request
-        return position
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    """The order of service."""
-    return (request.priority, request.arrival)
+        self._aborting = []

@@ -1,0 +1,85 @@
+"""Roster: the unfinished requests, waiting or running, in the order of service."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from leafage.core.request import Request, RequestStatus
+
+
+def rank(request: Request) -> tuple[int, int]:
+    """The order of service: priority (lower first), then arrival."""
+    return (request.priority, request.arrival)
+
+
+class Roster:
+    """Every unfinished request is in exactly one of two lists, `waiting` or `running`, both sorted by rank.
+
+    A running gang counts as its `n` sequences from admission to its end, forked or not.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_seqs = 0
+        """Sequences of running gangs."""
+        self._requests: dict[str, Request] = {}
+        self._preempted: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """A new request waits."""
+        self._requests[request.request_id] = request
+        request.status = RequestStatus.WAITING
+        insort(self.waiting, request, key=rank)
+
+    def start(self, request: Request) -> None:
+        """From waiting to running."""
+        self._stop_waiting(request)
+        request.status = RequestStatus.RUNNING
+        self.num_seqs += request.params.n
+        insort(self.running, request, key=rank)
+
+    def stop(self, request: Request) -> None:
+        """From running back to waiting."""
+        _remove(self.running, request)
+        request.status = RequestStatus.PREEMPTED
+        self.num_seqs -= request.params.n
+        self._preempted.append(request)
+        insort(self.waiting, request, key=rank)
+
+    def remove(self, request: Request) -> None:
+        """The request ended."""
+        del self._requests[request.request_id]
+        if request.status is RequestStatus.RUNNING:
+            _remove(self.running, request)
+            self.num_seqs -= request.params.n
+        else:
+            self._stop_waiting(request)
+        request.status = RequestStatus.FINISHED
+
+    def blocked(self, request: Request) -> bool:
+        """Whether a preempted gang of the same or a higher priority that arrived earlier still waits.
+
+        Nothing may pass it, under any policy.
+        """
+        return any(
+            other.priority <= request.priority and other.arrival < request.arrival
+            for other in self._preempted
+        )
+
+    def _stop_waiting(self, request: Request) -> None:
+        _remove(self.waiting, request)
+        if request.status is RequestStatus.PREEMPTED:
+            self._preempted.remove(request)
+
+
+def _remove(requests: list[Request], request: Request) -> None:
+    position = bisect_left(requests, rank(request), key=rank)
+    assert requests[position] is request
+    del requests[position]
