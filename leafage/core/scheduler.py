@@ -266,7 +266,7 @@ class Scheduler:
         return budget - left
 
     def _extend(self, chunk: Chunk, budget: int) -> int:
-        """Make a chunk longer by at most `budget` tokens, to a block boundary unless it is the end; by how many."""
+        """Make a chunk longer by at most `budget` tokens, to a block boundary if not the end; by how many."""
         seq = chunk.seq
         end = len(seq.tokens)
         if end - chunk.end > budget:
