@@ -16,7 +16,7 @@ from pathlib import Path
 from leafage.errors import ModelFileError, ModelNotFoundError
 from leafage.store import files
 from leafage.store.aliases import ALIASES, DEFAULT_MODEL, Alias, WheelPart
-from leafage.store.files import ProgressCallback, home, models_dir, sha256_of
+from leafage.store.files import ProgressCallback, home, human, models_dir, sha256_of
 
 __all__ = [
     "ALIASES",
@@ -26,6 +26,7 @@ __all__ = [
     "ProgressCallback",
     "WheelPart",
     "home",
+    "human",
     "installed",
     "list_installed",
     "models_dir",

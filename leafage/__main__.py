@@ -1,0 +1,7 @@
+"""`python -m leafage`."""
+
+import sys
+
+from leafage.cli import main
+
+sys.exit(main())

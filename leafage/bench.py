@@ -1,0 +1,343 @@
+"""Workloads W1 to W4 on a loaded model, against what the machine can do at best.
+
+Prompts are random token ids, decoding is greedy and ignores end-of-generation ids, so every run does the same
+work. The prefix cache is emptied before each run and every run has fresh prompts: only W4 has something to
+share, within itself.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leafage.core.sampling_params import SamplingParams
+from leafage.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from leafage.engine.output import RequestOutput
+    from leafage.llm import LLM
+
+BANDWIDTH_BYTES = 512 << 20
+BUSY_LOAD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Requests that are sent at once: prompts as token ids, and output lengths."""
+
+    prompts: list[list[int]]
+    output_lengths: list[int]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(self.output_lengths)
+
+
+def w1(seed: int, vocab_size: int) -> Work:
+    """Decode: one request, 128 prompt and 128 output tokens."""
+    return Work([_ids(seed, vocab_size, 128)], [128])
+
+
+def w2(seed: int, vocab_size: int) -> Work:
+    """Prefill: one request, 1,024 prompt tokens, 1 output token."""
+    return Work([_ids(seed, vocab_size, 1024)], [1])
+
+
+def w3(seed: int, vocab_size: int) -> Work:
+    """Batch: 64 requests, 9,326 prompt and 9,352 output tokens, lengths 32 to 255."""
+    lengths = np.random.default_rng(0)
+    prompts, outputs = lengths.integers(32, 256, 64), lengths.integers(32, 256, 64)
+    ids = _ids(seed, vocab_size, int(prompts.sum()))
+    ends = np.cumsum(prompts)
+    return Work([ids[end - n : end] for n, end in zip(prompts, ends, strict=True)], [int(n) for n in outputs])
+
+
+def w4(seed: int, vocab_size: int) -> Work:
+    """Few-shot: 8 tasks x 8 questions, shuffled; 100 common, 500 task and 40 own tokens, 16 output tokens."""
+    common = _ids(seed, vocab_size, 100)
+    prompts = []
+    for task in range(8):
+        shared = common + _ids(seed + 1000 * (task + 1), vocab_size, 500)
+        prompts += [
+            shared + _ids(seed + 1000 * (task + 1) + question + 1, vocab_size, 40) for question in range(8)
+        ]
+    order = np.random.default_rng(0).permutation(len(prompts))
+    return Work([prompts[i] for i in order], [16] * len(prompts))
+
+
+def _ids(seed: int, vocab_size: int, count: int) -> list[int]:
+    generator = np.random.default_rng(seed)
+    return [int(token) for token in generator.integers(100, min(40_000, vocab_size), count)]
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a workload; times in seconds. `native` is the part of `wall` inside the native call."""
+
+    wall: float
+    decode: float | None
+    first_token: float
+    native: float
+    steps: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is measured: `rate` turns a run into the number that is shown, in `unit`."""
+
+    name: str
+    title: str
+    unit: str
+    make: Callable[[int, int], Work]
+    rate: Callable[[Work, Run], float]
+
+
+def _decode_rate(work: Work, run: Run) -> float:
+    assert run.decode is not None
+    return (work.num_output_tokens - 1) / run.decode
+
+
+WORKLOADS: dict[str, Workload] = {
+    w.name: w
+    for w in (
+        Workload("W1", "decode, 128 + 128 tokens", "tok/s", w1, _decode_rate),
+        Workload("W2", "prefill, 1,024 tokens", "tok/s", w2, lambda work, run: 1024 / run.first_token),
+        Workload("W3", "batch, 64 requests at once", "s", w3, lambda work, run: run.wall),
+        Workload("W4", "few-shot, 8 tasks x 8 questions", "s", w4, lambda work, run: run.wall),
+    )
+}
+
+
+@dataclass(slots=True)
+class Result:
+    """All runs of a workload. `share` is the part of the machine's floor that was reached, if it has one."""
+
+    name: str
+    title: str
+    unit: str
+    values: list[float]
+    runs: list[Run]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    floor: str | None = None
+    share: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def outside_native(self) -> float:
+        """Median fraction of the wall time that was spent outside the native call."""
+        return statistics.median(max(0.0, 1 - run.native / run.wall) for run in self.runs)
+
+    @property
+    def outside_per_step(self) -> float:
+        """Median seconds outside the native call for each step."""
+        return statistics.median((run.wall - run.native) / max(1, run.steps) for run in self.runs)
+
+
+@dataclass(slots=True)
+class Floors:
+    """What the machine can do: bytes/s read from memory, int8 operations/s, and by which instruction."""
+
+    bandwidth: float
+    int8_peak: float
+    instruction: str
+    threads: int
+
+
+@dataclass(slots=True)
+class Report:
+    """A whole bench. `load_before` is the machine's load average when it began."""
+
+    model: str
+    threads: int
+    kernels: str
+    load_before: float
+    load_after: float = 0.0
+    floors: Floors | None = None
+    results: list[Result] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        plain = asdict(self)
+        for result, out in zip(self.results, plain["results"], strict=True):
+            out |= {
+                "median": result.median,
+                "min": min(result.values),
+                "max": max(result.values),
+                "outside_native": result.outside_native,
+                "outside_native_seconds_per_step": result.outside_per_step,
+            }
+        return plain
+
+
+def load_average() -> float:
+    """Of the last minute; 0 where the system does not tell."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return 0.0
+
+
+def choose(names: tuple[str, ...]) -> list[Workload]:
+    """Workloads by name, all without one.
+
+    Raises:
+        InvalidParameterError: an unknown name.
+    """
+    chosen = []
+    for name in names or tuple(WORKLOADS):
+        if name.upper() not in WORKLOADS:
+            raise InvalidParameterError("unknown workload", value=name, limit=", ".join(WORKLOADS))
+        chosen.append(WORKLOADS[name.upper()])
+    return chosen
+
+
+def measure_floors(threads: int) -> Floors:
+    """Best of ten reads of a 512 MiB buffer, best of ten bursts of int8 products."""
+    from leafage.kernels import _native
+
+    peak, instruction = _native.measure_int8_peak(threads)
+    return Floors(_native.measure_bandwidth(BANDWIDTH_BYTES, threads), peak, instruction, threads)
+
+
+def measure(
+    llm: LLM,
+    workloads: list[Workload],
+    *,
+    repetitions: int = 3,
+    on_progress: Callable[[str], None] = lambda what: None,
+) -> Report:
+    """Run each workload `repetitions` times after one short warm-up, and the floors of the machine."""
+    from leafage.kernels import _native
+
+    build = llm.build
+    report = Report(build.model.name, build.threads, _native.variant(), load_average())
+    on_progress("measuring the machine")
+    report.floors = measure_floors(build.threads)
+    watch = _Watch(build.engine.executor)
+    try:
+        run_once(llm, Work([_ids(7, build.model.vocab_size, 64)], [8]), watch)
+        for workload in workloads:
+            values, runs = [], []
+            for repetition in range(repetitions):
+                on_progress(f"{workload.name} {workload.title}: run {repetition + 1} of {repetitions}")
+                work = workload.make(100_000 * (repetition + 1), build.model.vocab_size)
+                run = run_once(llm, work, watch)
+                runs.append(run)
+                values.append(workload.rate(work, run))
+            result = Result(
+                workload.name,
+                workload.title,
+                workload.unit,
+                values,
+                runs,
+                work.num_prompt_tokens,
+                work.num_output_tokens,
+            )
+            _compare(result, watch, report.floors)
+            report.results.append(result)
+    finally:
+        watch.remove()
+    report.load_after = load_average()
+    return report
+
+
+def run_once(llm: LLM, work: Work, watch: _Watch) -> Run:
+    """One run from a cold prefix cache."""
+    llm.reset_prefix_cache()
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in work.output_lengths
+    ]
+    watch.reset()
+    began = time.perf_counter()
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in work.prompts], params)
+    wall = time.perf_counter() - began
+    _check(outputs, work)
+    first = outputs[0].metrics
+    assert first is not None and first.time_to_first_token is not None
+    decode = None
+    if len(outputs) == 1 and first.time_per_output_token is not None:
+        decode = first.time_per_output_token * (work.num_output_tokens - 1)
+    cached = sum(output.num_cached_tokens for output in outputs)
+    return Run(wall, decode, first.time_to_first_token, watch.seconds, watch.steps, cached)
+
+
+def _check(outputs: list[RequestOutput], work: Work) -> None:
+    """The work must have been done, or the time says nothing."""
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert lengths == work.output_lengths, f"expected {work.output_lengths} output tokens, got {lengths}"
+
+
+def _compare(result: Result, watch: _Watch, floors: Floors) -> None:
+    """W1 reads every weight once a token; W2 multiplies every weight once a token."""
+    if result.name == "W1":
+        result.floor = "memory bandwidth"
+        result.share = result.median * watch.linear_bytes / floors.bandwidth
+    elif result.name == "W2":
+        result.floor = "int8 peak"
+        operations = 2 * (watch.body_weights + watch.head_weights / 1024)
+        result.share = result.median * operations / floors.int8_peak
+
+
+class _Watch:
+    """Times the native calls of an executor, and knows the sizes of the model's matrices."""
+
+    def __init__(self, executor: Any) -> None:
+        self.seconds = 0.0
+        self.steps = 0
+        self._program = executor.program
+        self._inner: Any = getattr(self._program, "_native", None)
+        program = self._program.program
+        self.linear_bytes = 0
+        self.body_weights = self.head_weights = 0
+        for index, op in enumerate(program.ops):
+            if op.kind.value != "linear":
+                continue
+            for weight in op.weights:
+                count = weight.rows * weight.cols
+                packed = self._program.weights[weight.name]
+                self.linear_bytes += packed.nbytes
+                if index < program.head_start:
+                    self.body_weights += count
+                else:
+                    self.head_weights += count
+        if self._inner is not None:
+            self._program._native = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, *arguments: Any) -> Any:
+        self.steps += 1
+        return self._timed(self._inner.run, arguments)
+
+    def run_head(self, *arguments: Any) -> Any:
+        return self._timed(self._inner.run_head, arguments)
+
+    def _timed(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        began = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def reset(self) -> None:
+        self.seconds, self.steps = 0.0, 0
+
+    def remove(self) -> None:
+        if self._inner is not None:
+            self._program._native = self._inner

@@ -1,0 +1,110 @@
+"""`leafage bench`: how fast the model runs here, beside what the machine could do."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from leafage.cli import terminal
+from leafage.cli.flags import ENGINE_FLAGS, engine_settings, with_flags
+from leafage.config import DEFAULT_MODEL
+from leafage.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from leafage.bench import Report, Result
+
+
+@with_flags(ENGINE_FLAGS)
+def bench(
+    *workloads: str,
+    model: Annotated[str, Parameter(name=["--model", "-m"], env_var="LEAFAGE_MODEL")] = DEFAULT_MODEL,
+    repetitions: Annotated[int, Parameter(name=["--repetitions", "-r"])] = 3,
+    json: Path | None = None,
+    **flags: Any,
+) -> None:
+    """Measure decode (W1), prefill (W2), batch (W3) and few-shot (W4) on this machine.
+
+    Prints medians and ranges, the share of the machine's memory bandwidth and int8 peak that was reached, and
+    the time spent outside the native call. Run it on an idle machine.
+
+    **Examples**
+
+        leafage bench
+        leafage bench W1 W2 --repetitions 5
+        leafage bench --model gemma3-270m --json result.json
+
+    Parameters
+    ----------
+    workloads
+        W1, W2, W3, W4; all without any.
+    model
+        A known name (`leafage ls`), a path to a .gguf file or Hugging Face folder, or hf:owner/repo[/file].
+    repetitions
+        Runs of each workload.
+    json
+        Write every number to this file; `--json=-` writes to stdout instead of the table.
+    """
+    if repetitions < 1:
+        raise InvalidParameterError("repetitions is out of range", value=repetitions, limit="at least 1")
+    from leafage import bench as measuring
+
+    chosen = measuring.choose(workloads)
+    load = measuring.load_average()
+    if load > measuring.BUSY_LOAD:
+        terminal.say(f"warning: the machine is busy (load average {load:.1f}): expect low and uneven numbers")
+    with terminal.open_llm(model, engine_settings(flags)) as llm, terminal.Status() as status:
+        report = measuring.measure(llm, chosen, repetitions=repetitions, on_progress=status)
+    if json is not None and str(json) == "-":
+        print(json_format.dumps(report.as_dict(), indent=2))
+        return
+    _print(report)
+    if json is not None:
+        json.write_text(json_format.dumps(report.as_dict(), indent=2) + "\n")
+        terminal.say(f"written: {json}")
+
+
+def _print(report: Report) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("WORKLOAD", no_wrap=True)
+    table.add_column("MEDIAN", justify="right", no_wrap=True)
+    table.add_column("RANGE", justify="right", no_wrap=True)
+    table.add_column("OUTSIDE NATIVE", justify="right", no_wrap=True)
+    table.add_column("NOTE", overflow="fold")
+    for result in report.results:
+        table.add_row(
+            result.name,
+            result.title,
+            f"{_number(result.median)} {result.unit}",
+            f"{_number(min(result.values))} to {_number(max(result.values))}",
+            f"{100 * result.outside_native:.1f} %, {1e6 * result.outside_per_step:.0f} us a step",
+            _note(result),
+        )
+    floors = report.floors
+    assert floors is not None
+    console = terminal.print_console()
+    console.print(table)
+    console.print(
+        f"machine: reads {floors.bandwidth / 1e9:.1f} GB/s, int8 {floors.int8_peak / 1e9:.0f} GOP/s "
+        f"({floors.instruction}), {floors.threads} threads, kernels {report.kernels}",
+        style="dim",
+    )
+
+
+def _note(result: Result) -> str:
+    if result.share is not None:
+        return f"{100 * result.share:.0f} % of the {result.floor}"
+    seconds = result.median
+    return (
+        f"{result.num_output_tokens / seconds:.0f} output tok/s, "
+        f"{result.runs[-1].cached_tokens:,} of {result.num_prompt_tokens:,} prompt tokens shared"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

