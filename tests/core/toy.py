@@ -29,9 +29,14 @@ def prefix_hashes(tokens: list[int], known: list[int] | None = None) -> list[int
     return hashes
 
 
-def draw(context: list[int], seed: int, vocab_size: int) -> int:
-    """The toy model: a token from what was read and the sequence's seed."""
-    return hash((tuple(context), seed, len(context))) % vocab_size
+def draw(context: list[int], seed: int, vocab_size: int, banned: frozenset[int] = frozenset()) -> int:
+    """The toy model: a token from what was read and the sequence's seed, the next allowed one if banned."""
+    token = hash((tuple(context), seed, len(context))) % vocab_size
+    for _ in range(vocab_size):
+        if token not in banned:
+            break
+        token = (token + 1) % vocab_size
+    return token
 
 
 class ToyExecutor:
@@ -108,7 +113,7 @@ class ToyExecutor:
         assert (item.logits is Logits.NONE) <= (not item.samples), "samples need logits"
         output = ItemOutput(row_error=self.row_errors.get(item.request_id))
         for sample in item.samples:
-            token = draw(context, sample.seed, self.vocab_size)
+            token = draw(context, sample.seed, self.vocab_size, item.banned_token_ids)
             output.sampled.append(SampledToken(token, -1.0))
         if item.logits is Logits.ALL:
             last = min(end, item.num_prompt_tokens - 1)
@@ -130,16 +135,17 @@ def undisturbed(
 
     params = request.params
     seed = derive(params.seed if params.seed is not None else request.seed, index)
+    eos = frozenset() if params.ignore_eos else request.eos_token_ids
     tokens = list(request.prompt_token_ids)
     hashes: list[int] = []
     output: list[int] = []
     while len(output) < request.max_tokens and len(tokens) < max_model_len:
-        token = draw(prefix_hashes(tokens, hashes), seed, vocab_size)
+        may_stop = len(output) >= params.min_tokens
+        banned = frozenset() if may_stop else eos.union(params.stop_token_ids)
+        token = draw(prefix_hashes(tokens, hashes), seed, vocab_size, banned)
         tokens.append(token)
         output.append(token)
-        if len(output) >= params.min_tokens and (
-            (token in request.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
-        ):
+        if len(output) >= params.min_tokens and (token in eos or token in params.stop_token_ids):
             break
     return output
 
