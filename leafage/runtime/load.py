@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,12 +12,9 @@ from leafage import models
 from leafage.errors import UnsupportedError
 from leafage.formats.dequantize import dequantize
 from leafage.formats.model_file import ModelFile, Tensor
-from leafage.formats.quantize import quantize as quantize_array
+from leafage.formats.quantize import MODES, quantize_tensor
 from leafage.kernels.program import Program, Weight
 from leafage.models.tensors import Tensors
-
-QUANTIZE = {"q8": "Q8_0", "q4": "Q4_1"}
-FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
 @dataclass(slots=True)
@@ -49,14 +46,15 @@ def load_model(
     model_file: ModelFile,
     *,
     compute: str = "fast",
-    quantize: str | None = None,
+    quantize: Literal["q8", "q4"] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Build the program of the file's architecture and load its weights.
 
     Args:
         compute: "fast" or "float32".
-        quantize: None, "q8" or "q4": quantize F32, F16 and BF16 matrices while loading.
+        quantize: None, "q8" or "q4": quantize F32, F16 and BF16 matrices while loading; rows that are no
+            multiple of 32 stay as they are.
         progress: called with (bytes done, bytes in all) as weights are packed.
 
     Raises:
@@ -65,8 +63,8 @@ def load_model(
     """
     if compute not in ("fast", "float32"):
         raise UnsupportedError("unknown compute", value=compute, limit="'fast' or 'float32'")
-    if quantize is not None and quantize not in QUANTIZE:
-        raise UnsupportedError("unknown quantization", value=quantize, limit="'q8' or 'q4'")
+    if quantize is not None and quantize not in MODES:
+        raise UnsupportedError("unknown quantization", value=quantize, limit=" or ".join(MODES))
     architecture = models.load(model_file)
     is_gguf = model_file.format == "gguf"
     config_class = architecture.Config
@@ -93,13 +91,11 @@ def _weights_of(program: Program) -> list[Weight]:
     return list({w.name: w for op in program.ops for w in op.weights}.values())
 
 
-def _load(tensor: Tensor, weight: Weight, compute: str, quantize: str | None) -> Any:
-    dtype, raw = tensor.dtype, tensor.data
-    if quantize is not None and dtype in FLOAT_TYPES:
-        dtype = QUANTIZE[quantize]
-        raw = quantize_array(dequantize(tensor.dtype, tensor.data, (weight.rows, weight.cols)), dtype)
+def _load(tensor: Tensor, weight: Weight, compute: str, quantize: Literal["q8", "q4"] | None) -> Any:
+    if quantize is not None:
+        tensor = quantize_tensor(tensor, quantize)
     if compute == "float32":
-        return np.ascontiguousarray(dequantize(dtype, raw, (weight.rows, weight.cols)))
+        return np.ascontiguousarray(dequantize(tensor.dtype, tensor.data, (weight.rows, weight.cols)))
     from leafage.kernels import _native
 
-    return _native.PackedWeight(dtype, weight.rows, weight.cols, raw)
+    return _native.PackedWeight(tensor.dtype, weight.rows, weight.cols, tensor.data)

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -42,8 +43,17 @@ std::vector<std::string> variants() {
     return names;
 }
 
+// The best variant, or the one that LEAFAGE_KERNELS names when it runs here.
+const Kernels* first_choice() {
+    auto names = variants();
+    const char* wanted = std::getenv("LEAFAGE_KERNELS");
+    for (const auto& name : names)
+        if (wanted != nullptr && name == wanted) return by_name(name);
+    return by_name(names.front());
+}
+
 const Kernels*& chosen() {
-    static const Kernels* table = by_name(variants().front());
+    static const Kernels* table = first_choice();
     return table;
 }
 

@@ -15,7 +15,9 @@ struct Rows {
 };
 
 static inline Rows my_rows(int rows, const Worker& worker) {
-    return {int(int64_t(rows) * worker.index / worker.count), int(int64_t(rows) * (worker.index + 1) / worker.count)};
+    // Rounded up, so that a single row falls to the calling thread.
+    return {int(ceil_div(int64_t(rows) * worker.index, worker.count)),
+            int(ceil_div(int64_t(rows) * (worker.index + 1), worker.count))};
 }
 
 // Apply op(lane values, number of valid lanes) -> Vec along n floats.

@@ -1,0 +1,240 @@
+"""The native program against the reference interpreter, and its promise: the bits of a row are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from leafage.kernels import _native
+from leafage.kernels.native import NativeProgram, _plan_buffers
+from leafage.kernels.program import MAX_LOGIT_ROWS, Builder, Kind, KVSpec, Program, Rope, Weight
+from leafage.kernels.reference import ReferenceProgram
+from leafage.kernels.step_inputs import StepInputs
+
+VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 300, 64, 4, 2, 32, 96, 3
+BLOCK = 16
+NUM_BLOCKS = 64
+
+
+@pytest.fixture(params=_native.variants())
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _native.variant()
+    _native.set_variant(request.param)
+    yield request.param
+    _native.set_variant(before)
+
+
+def make_program(rng: np.random.Generator) -> tuple[Program, dict[str, np.ndarray]]:
+    """A small model that uses every op: norms of rows and heads, both ropes, bias, window, soft caps."""
+    weights: dict[str, np.ndarray] = {}
+
+    def weight(name: str, rows: int, cols: int) -> Weight:
+        weights[name] = (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32)
+        return Weight(name, rows, cols)
+
+    def norm(size: int) -> np.ndarray:
+        return rng.uniform(0.5, 1.5, size).astype(np.float32)
+
+    b = Builder(KVSpec(LAYERS, KV_HEADS, HEAD_DIM))
+    k_column = HEADS * HEAD_DIM
+    v_column = k_column + KV_HEADS * HEAD_DIM
+    table = weight("embed", VOCAB, HIDDEN)
+    x = b.embed(table, scale=3.0)
+    for layer in range(LAYERS):
+        y = b.rms_norm(x, norm(HIDDEN), 1e-5)
+        widths = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+        parts = [weight(f"{layer}.{name}", width, HIDDEN) for name, width in widths.items()]
+        bias = rng.standard_normal(sum(widths.values())).astype(np.float32)
+        qkv = b.linear(y, *parts, bias=bias)
+        b.head_norm(qkv, norm(HEAD_DIM), 1e-5, column=0, num_heads=HEADS)
+        rope = Rope(tuple(1e4 ** -(np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))), interleaved=layer == 1)
+        b.rope(qkv, rope, column=0, num_heads=HEADS, head_dim=HEAD_DIM)
+        b.rope(qkv, rope, column=k_column, num_heads=KV_HEADS, head_dim=HEAD_DIM)
+        b.kv_write(qkv, layer=layer, k_column=k_column, v_column=v_column)
+        attended = b.attention(
+            qkv,
+            layer=layer,
+            num_heads=HEADS,
+            scale=HEAD_DIM**-0.5,
+            window=40 if layer == 2 else 0,
+            softcap=20.0 if layer == 1 else 0.0,
+        )
+        b.linear(attended, weight(f"{layer}.o", HIDDEN, HEADS * HEAD_DIM), add_to=x)
+        y = b.rms_norm(x, norm(HIDDEN), 1e-5)
+        pair = [weight(f"{layer}.{name}", FFN, HIDDEN) for name in ("gate", "up")]
+        y = b.act_mul(b.linear(y, *pair), "silu" if layer else "gelu_tanh")
+        y = b.linear(y, weight(f"{layer}.down", HIDDEN, FFN))
+        b.add(x, b.rms_norm(y, norm(HIDDEN), 1e-5))
+    y = b.rms_norm(b.select_logit_rows(x), norm(HIDDEN), 1e-5)
+    logits = b.linear(y, table)
+    b.softcap(logits, 30.0)
+    return b.finish(logits), weights
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Program, dict[str, np.ndarray]]:
+    return make_program(np.random.default_rng(0))
+
+
+def native(model: tuple[Program, dict[str, np.ndarray]], num_threads: int = 1) -> NativeProgram:
+    program, weights = model
+    packed = {
+        name: _native.PackedWeight("F32", *w.shape, w.reshape(-1).view(np.uint8))
+        for name, w in weights.items()
+    }
+    return NativeProgram(
+        program,
+        packed,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK,
+        max_rows=256,
+        max_position=512,
+        num_threads=num_threads,
+    )
+
+
+def step(*items: tuple[list[int], int, list[int]], all_logits: bool = True) -> StepInputs:
+    """Inputs of (token ids, start, block table) items."""
+    rows = [len(tokens) for tokens, _, _ in items]
+    firsts = np.cumsum([0, *rows])[:-1]
+    positions = np.concatenate([np.arange(start, start + len(t)) for t, start, _ in items])
+    blocks = np.concatenate([np.array(t)[np.arange(s, s + len(ids)) // BLOCK] for ids, s, t in items])
+    logit_rows = np.arange(sum(rows)) if all_logits else firsts + np.array(rows) - 1
+    arrays = (
+        np.concatenate([t for t, _, _ in items]),
+        positions,
+        blocks * BLOCK + positions % BLOCK,
+        firsts,
+        rows,
+        [start for _, start, _ in items],
+        np.cumsum([0, *(len(t) for _, _, t in items)])[:-1],
+        np.concatenate([t for _, _, t in items]),
+        logit_rows,
+    )
+    return StepInputs(*(np.ascontiguousarray(a, dtype=np.int32) for a in arrays))
+
+
+def logits(program: NativeProgram | ReferenceProgram, inputs: StepInputs) -> np.ndarray:
+    return np.concatenate([part.copy() for _, part in program.forward(inputs)])
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+
+
+def test_every_op_is_in_the_model(model):
+    assert {op.kind for op in model[0].ops} == set(Kind)
+
+
+def test_close_to_the_reference(model, variant):
+    """F32 weights: what differs is the order of sums and K, V in bf16."""
+    program, weights = model
+    reference = ReferenceProgram(program, weights, num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    inputs = step((tokens(1, 100), 0, list(range(20, 27))), (tokens(2, 17), 0, [3, 1]))
+    expected = logits(reference, inputs)
+    got = logits(native(model), inputs)
+    assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
+    assert np.corrcoef(got.ravel(), expected.ravel())[0, 1] > 0.9999
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_bits_do_not_depend_on_batch_chunks_or_threads(model, variant, num_threads):
+    prompt, table = tokens(1, 150), list(range(30, 40))
+    alone = logits(native(model), step((prompt, 0, table)))
+    program = native(model, num_threads)
+    others = [(tokens(9, 5), 0, [0]), (tokens(8, 33), 0, [5, 4, 3])]
+    parts, start = [], 0
+    for chunk, before in ((1, 0), (15, 1), (64, 2), (1, 1), (69, 0)):
+        item = (prompt[start : start + chunk], start, table)
+        batch = [*others[:before], item, *others[before:]]
+        first = sum(len(t) for t, _, _ in batch[:before])
+        parts.append(logits(program, step(*batch))[first : first + chunk])
+        start += chunk
+    np.testing.assert_array_equal(np.concatenate(parts).view(np.uint32), alone.view(np.uint32))
+
+
+def test_head_runs_in_slices(model, variant):
+    """More logit rows than fit at a time: each slice reads the right hidden rows."""
+    prompt = tokens(4, 2 * MAX_LOGIT_ROWS + 3)
+    program = native(model)
+    whole = logits(program, step((prompt, 0, list(range(9)))))
+    assert len(whole) == len(prompt)
+    for row in (0, MAX_LOGIT_ROWS - 1, MAX_LOGIT_ROWS, len(prompt) - 1):
+        part = logits(native(model), step((prompt[: row + 1], 0, list(range(9))), all_logits=False))
+        np.testing.assert_array_equal(part[0], whole[row])
+
+
+def test_a_step_without_logits_still_runs(model):
+    prompt = tokens(5, 40)
+    program = native(model)
+    inputs = step((prompt[:32], 0, [1, 2, 3]))
+    inputs.logit_rows = np.empty(0, np.int32)
+    assert list(program.forward(inputs)) == []
+    rest = logits(program, step((prompt[32:], 32, [1, 2, 3])))
+    whole = logits(native(model), step((prompt, 0, [1, 2, 3])))
+    np.testing.assert_array_equal(rest, whole[32:])
+
+
+def test_copied_blocks_hold_the_same_prefix(model):
+    prompt = tokens(6, 40)
+    program = native(model)
+    logits(program, step((prompt[:32], 0, [1, 2, 3])))
+    program.copy_blocks(np.array([(1, 10), (2, 11)], np.int32))
+    via_copy = logits(program, step((prompt[32:], 32, [10, 11, 12])))
+    direct = logits(program, step((prompt[32:], 32, [1, 2, 3])))
+    np.testing.assert_array_equal(via_copy, direct)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("token_ids", [VOCAB], r"token_ids in \[0, 300\)"),
+        ("positions", [512], "positions"),
+        ("slots", [NUM_BLOCKS * BLOCK], "slots"),
+        ("tables", [-1], "tables"),
+        ("logit_rows", [1], "logit_rows"),
+        ("item_starts", [16], "block tables that cover"),
+        ("item_num_rows", [0], "block tables"),
+        ("item_rows", [1], "inside the step"),
+    ],
+)
+def test_bad_inputs_are_refused_before_any_pointer_is_taken(model, name, value, message):
+    inputs = step(([1], 0, [0]))
+    setattr(inputs, name, np.array(value, np.int32))
+    with pytest.raises(ValueError, match=message):
+        next(native(model).forward(inputs))
+
+
+def test_wrong_dtype_and_size_are_refused(model):
+    inputs = step(([1], 0, [0]))
+    inputs.positions = inputs.positions.astype(np.int64)
+    with pytest.raises(ValueError, match="contiguous int32"):
+        next(native(model).forward(inputs))
+    with pytest.raises(ValueError, match="1 to 256 rows, got 257"):
+        next(native(model).forward(step((tokens(0, 257), 0, list(range(17))))))
+
+
+def test_missing_and_misshaped_weights_are_named(model):
+    program, weights = model
+    packed = {
+        n: _native.PackedWeight("F32", *w.shape, w.reshape(-1).view(np.uint8)) for n, w in weights.items()
+    }
+    settings = {"num_blocks": 1, "block_size": 16, "max_rows": 1, "max_position": 16, "num_threads": 1}
+    with pytest.raises(ValueError, match=r"1\.gate"):
+        NativeProgram(program, {n: w for n, w in packed.items() if n != "1.gate"}, **settings)
+    with pytest.raises(ValueError, match=r"expected 1\.gate \[96, 64\], got \[300, 64\]"):
+        NativeProgram(program, {**packed, "1.gate": packed["embed"]}, **settings)
+
+
+def test_buffers_share_the_arena_only_when_their_lives_do_not_meet(model):
+    program = model[0]
+    buffers, slot_widths = _plan_buffers(program)
+    owner: dict[int, int] = {}  # slot -> buffer that was written last
+    for op in program.ops:
+        for b in op.inputs:
+            assert owner[buffers[b.id][0]] == b.id, "read after its slot was given away"
+        if op.output is not None:
+            owner[buffers[op.output.id][0]] = op.output.id
+    assert len(slot_widths) < 16 < len(buffers)
