@@ -46,7 +46,7 @@ PULL = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from store.fakes import make_alias
+from tests.store.fakes import make_alias
 from leafage import store, cli
 store.ALIASES["tiny"] = make_alias(Path(sys.argv[2]), [b"GGUF" + bytes(5_000_000)])
 sys.exit(cli.main(["pull", "tiny"]))

@@ -3,8 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from engine.rig import FakeTokenizer, Rig
-from engine.rig import make_rig as make
+
+from tests.engine.rig import FakeTokenizer, Rig
+from tests.engine.rig import make_rig as make
 
 
 @pytest.fixture

@@ -9,7 +9,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from formats.gguf_bytes import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leafage.errors import ModelFileError, ModelNotFoundError, UnsupportedError
+from leafage.formats import gguf as reader
+from leafage.formats.gguf import read_gguf
+from tests.formats.gguf_bytes import (
     ARCHITECTURE,
     ARRAY,
     BOOL,
@@ -25,12 +31,6 @@ from formats.gguf_bytes import (
     string,
     tensor,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from leafage.errors import ModelFileError, ModelNotFoundError, UnsupportedError
-from leafage.formats import gguf as reader
-from leafage.formats.gguf import read_gguf
 
 
 @pytest.fixture

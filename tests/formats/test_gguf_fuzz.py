@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from formats.gguf_bytes import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leafage.errors import ModelFileError, UnsupportedError
+from leafage.formats.gguf import read_gguf
+from tests.formats.gguf_bytes import (
     ARCHITECTURE,
     ARRAY,
     BOOL,
@@ -24,11 +29,6 @@ from formats.gguf_bytes import (
     string,
     tensor,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from leafage.errors import ModelFileError, UnsupportedError
-from leafage.formats.gguf import read_gguf
 
 
 def realistic_header() -> bytes:

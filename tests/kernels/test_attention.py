@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.attention_cases import Sequences, error_bound, int32
 
 from leafage.kernels import _native, native_attention, reference_attention
 from leafage.kernels.reference_attention import PagedLayer, from_bf16, to_bf16, unpack
+from tests.kernels.attention_cases import Sequences, error_bound, int32
 
 VARIANTS = _native.variants()
 

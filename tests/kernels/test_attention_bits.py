@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.attention_cases import Sequences
 
 from leafage.kernels import _native, native_attention
 from leafage.kernels.reference_attention import to_bf16
+from tests.kernels.attention_cases import Sequences
 
 VARIANTS = _native.variants()
 SHAPES = {"smollm2": (3, 9, 64), "gemma3": (1, 4, 256), "mha": (2, 2, 80)}

@@ -10,8 +10,7 @@ import pytest
 from leafage.kernels import _native
 from leafage.kernels.native_linear import Linear
 from leafage.kernels.reference_linear import fma, linear, quantize_activations
-
-from .weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
+from tests.kernels.weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
 
 BATCHES = (1, 2, 3, 7, 16, 17, 33, 64)
 

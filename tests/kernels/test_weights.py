@@ -10,8 +10,7 @@ from gguf import dequantize as gguf_dequantize
 from leafage.kernels import _native
 from leafage.kernels.native_linear import Linear
 from leafage.kernels.reference_linear import float_weights, integers
-
-from .weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
+from tests.kernels.weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
 
 
 def oracle(dtype: str, rows: int, raw: np.ndarray) -> np.ndarray:

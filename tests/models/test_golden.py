@@ -14,9 +14,8 @@ from leafage import models
 from leafage.formats.model_file import open_model
 from leafage.models.tensors import Tensors
 from leafage.runtime.load import LoadedModel, load_model
-
-from .paged import reference_sequence
-from .tiny_models import Golden, golden_names, write_folder, write_gguf
+from tests.models.paged import reference_sequence
+from tests.models.tiny_models import Golden, golden_names, write_folder, write_gguf
 
 TOLERANCE = 2e-5
 """Of logits around 5, between two float32 implementations that add in another order."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store.fakes import Server, serve_hub
 
 from leafage import store
 from leafage.errors import DownloadError, ModelNotFoundError
 from leafage.store import hub
+from tests.store.fakes import Server, serve_hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 

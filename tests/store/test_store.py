@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store.fakes import make_alias
 
 from leafage import store
 from leafage.errors import ModelFileError, ModelNotFoundError
+from tests.store.fakes import make_alias
 
 
 def install(alias: store.Alias, data: bytes) -> Path:

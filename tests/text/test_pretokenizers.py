@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from text.vocabularies import golden
 from tokenizers import Regex, pre_tokenizers
 
 from leafage.text.pretokenizers import PRE_TOKENIZERS
+from tests.text.vocabularies import golden
 
 
 def families() -> list[str]:
