@@ -28,8 +28,6 @@ class Linear:
         *,
         bias: np.ndarray | None = None,
         add_to: np.ndarray | None = None,
-        out: np.ndarray | None = None,
-        repeat: int = 1,
     ) -> np.ndarray:
         """x @ W.T for each weight, side by side.
 
@@ -38,8 +36,6 @@ class Linear:
             weights: matrices of k columns each.
             bias: float32 [sum of rows of the weights].
             add_to: float32 [rows, sum of rows]; the result is added to it in place, and it is returned.
-            out: the array to fill, as add_to; at most one of the two.
-            repeat: how often to compute it (benchmarks).
         """
         if not weights:
             raise ValueError("expected at least one weight, got none")
@@ -50,16 +46,22 @@ class Linear:
         width = sum(weight.rows for weight in weights)
         if bias is not None:
             _check("bias", bias, (width,))
-        if add_to is not None and out is not None:
-            raise ValueError("expected add_to or out, got both")
-        result = add_to if add_to is not None else out
-        if result is None:
-            result = np.empty((x.shape[0], width), np.float32)
-        _check("add_to" if add_to is not None else "out", result, (x.shape[0], width))
-        self._runner.linear(
-            x, list(weights), result, [] if bias is None else bias.tolist(), add_to is not None, repeat
-        )
-        return result
+        if add_to is not None:
+            _check("add_to", add_to, (x.shape[0], width))
+        out = np.empty((x.shape[0], width), np.float32) if add_to is None else add_to
+        self._runner.linear(x, list(weights), out, [] if bias is None else bias.tolist(), add_to is not None)
+        return out
+
+    def repeat(
+        self, x: np.ndarray, weights: Sequence[_native.PackedWeight], out: np.ndarray, times: int
+    ) -> None:
+        """x times each of the weights (of one shape), one after the other into `out` float32 [rows, weight rows],
+        all of it `times` times; for benchmarks."""
+        _check("x", x, (None, weights[0].cols))
+        if any((w.rows, w.cols) != (weights[0].rows, weights[0].cols) for w in weights):
+            raise ValueError("expected weights of one shape")
+        _check("out", out, (x.shape[0], weights[0].rows))
+        self._runner.repeat(x, list(weights), out, times)
 
     def embed(self, table: _native.PackedWeight, token_ids: np.ndarray, *, scale: float = 1.0) -> np.ndarray:
         """Rows `token_ids` (int32 [n]) of the table times scale: float32 [n, cols]."""

@@ -15,11 +15,17 @@ from tests.kernels.weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
 BATCHES = (1, 2, 3, 7, 16, 17, 33, 64)
 
 
-@pytest.fixture(params=_native.variants())
+AMX = "avx512" in _native.variants() and _native.use_amx(True)
+
+
+@pytest.fixture(params=[*_native.variants(), *(["avx512 without amx"] if AMX else [])])
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _native.variant()
-    _native.set_variant(request.param)
-    yield request.param
+    name = request.param.split()[0]
+    _native.set_variant(name)
+    _native.use_amx(name == request.param)
+    yield name
+    _native.use_amx(True)
     _native.set_variant(before)
 
 

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "kernels.h"
+#include "linear_amx.h"
 #include "weights.h"
 
 namespace nb = nanobind;
@@ -66,21 +67,32 @@ void bind_weights(nb::module_& m) {
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, {size_t(w.rows), size_t(w.cols)}, owner);
         }, "float32 [rows, cols], bit for bit what the file's blocks stand for.");
 
+    m.def("use_amx", &use_amx, "on"_a, "Let the avx512 variant use AMX; returns whether it does. For tests.");
+
     nb::class_<LinearRunner>(m, "LinearRunner", "Calls linear and embed outside a program. Not thread-safe.")
         .def(nb::init<int>(), "num_threads"_a)
         .def("linear", [](LinearRunner& self, ConstMatrix x, std::vector<const PackedWeight*> weights, Matrix out,
-                          std::vector<float> bias, bool accumulate, int repeat) {
+                          std::vector<float> bias, bool accumulate) {
             const int rows = int(x.shape(0)), k = int(x.shape(1));
             LinearArgs args{x.data(), k, rows, int(weights.size()), weights.data(), out.data(), int(out.shape(1)),
                             bias.empty() ? nullptr : bias.data(), accumulate, self.shared(linear_shared_bytes(rows, k))};
             nb::gil_scoped_release release;
+            self.team.run([&](Worker& worker) { kernels().linear(args, worker); });
+        }, "x"_a, "weights"_a, "out"_a, "bias"_a, "accumulate"_a)
+        .def("repeat", [](LinearRunner& self, ConstMatrix x, std::vector<const PackedWeight*> weights, Matrix out,
+                          int times) {
+            const int rows = int(x.shape(0)), k = int(x.shape(1));
+            uint8_t* shared = self.shared(linear_shared_bytes(rows, k));
+            nb::gil_scoped_release release;
             self.team.run([&](Worker& worker) {
-                for (int i = 0; i < repeat; ++i) {
-                    kernels().linear(args, worker);
-                    worker.barrier();
-                }
+                for (int i = 0; i < times; ++i)
+                    for (const PackedWeight* weight : weights) {
+                        kernels().linear({x.data(), k, rows, 1, &weight, out.data(), int(out.shape(1)), nullptr, false, shared},
+                                         worker);
+                        worker.barrier();
+                    }
             });
-        }, "x"_a, "weights"_a, "out"_a, "bias"_a, "accumulate"_a, "repeat"_a = 1)
+        }, "x"_a, "weights"_a, "out"_a, "times"_a, "One weight after the other, as a model does; for benchmarks.")
         .def("embed", [](LinearRunner& self, const PackedWeight* table, Ints token_ids, Matrix out, float scale) {
             EmbedArgs args{table, token_ids.data(), int(token_ids.shape(0)), out.data(), int(out.shape(1)), scale};
             nb::gil_scoped_release release;

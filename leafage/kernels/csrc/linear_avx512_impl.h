@@ -11,6 +11,33 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 #include "linear_quantize_impl.h"
 
+static inline void find_absmax(const float* x, int n, RowPass& pass) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    for (int g = 0; g < n; ++g, x += kGroup) {
+        __m512i low = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
+        __m512i high = _mm512_and_si512(_mm512_loadu_si512(x + 16), magnitude);
+        pass.absmax[g] = uint32_t(_mm512_reduce_max_epu32(_mm512_max_epu32(low, high)));
+    }
+}
+
+static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t* q, size_t q_stride) {
+    const __m256i flip = _mm256_set1_epi8(-128);
+    for (int g = 0; g < n; ++g, x += kGroup, q += q_stride) {
+        // Infinities and NaN times the factor 0 become 0x80000000, which the mask makes 0.
+        const __m512 inverse = _mm512_set1_ps(pass.inverse[g]);
+        const __mmask16 counts = pass.inverse[g] == 0.0f ? 0 : 0xffff;
+        __m512i low = _mm512_maskz_cvtps_epi32(counts, _mm512_mul_ps(_mm512_loadu_ps(x), inverse));
+        __m512i high = _mm512_maskz_cvtps_epi32(counts, _mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
+        __m256i bytes = _mm256_setr_m128i(_mm512_cvtepi32_epi8(low), _mm512_cvtepi32_epi8(high));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
+        // Sums of 8 bytes shifted to 0 .. 255, two of them for each half.
+        __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(bytes, flip), _mm256_setzero_si256());
+        sums = _mm256_add_epi64(sums, _mm256_shuffle_epi32(sums, 0x4e));
+        pass.sum[0][g] = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums)) - 16 * 128;
+        pass.sum[1][g] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1)) - 16 * 128;
+    }
+}
+
 LEAFAGE_INLINE __m512 load_half(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -259,7 +286,7 @@ static void tile_float(const uint8_t* weights, int begin, int end, const uint8_t
     if constexpr (R > 8) float_rows<Dtype::F32, R - 8>(weights, begin, end, x + 8, kTileRows, acc + 8 * kPanel);
 }
 
-template <Dtype T>
+template <Dtype T, bool Signed>
 static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
     constexpr Format f = format_of(T);
     if constexpr (f.quantized()) {
@@ -268,7 +295,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
             __m512i q[8];
             __m512 d[2], min[2];
-            load_codes<T, false>(panel + size_t(g) * f.group_bytes(), q);
+            load_codes<T, Signed>(panel + size_t(g) * f.group_bytes(), q);
             load_scales<T>(scales, g, d, min);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; ++j) _mm512_store_si512(at + 64 * j, q[j]);
@@ -305,6 +332,7 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
     if constexpr (!f.quantized()) {
         float_rows<T, R>(panel, 0, layout.k, reinterpret_cast<const float*>(tile + layout.floats), R, out);
     } else {
+        constexpr int lines = f.group_bytes() / 64;
         const int groups = layout.groups;
         const uint8_t* scales = panel + size_t(groups) * f.group_bytes();
         const uint8_t* xq = tile;
@@ -315,7 +343,7 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
         for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
         for (int g = 0; g < groups; ++g) {
 #pragma GCC unroll 8
-            for (int i = 0; i < f.group_bytes() / 64; ++i)
+            for (int i = 0; i < lines; ++i)
                 _mm_prefetch(reinterpret_cast<const char*>(panel + kPrefetchBytes + 64 * i), _MM_HINT_T0);
             __m512i q[8];
             __m512 d[2], min[2];
@@ -329,6 +357,21 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
+    }
+}
+
+// acc (both chains of it) plus bias into the output, or added to it.
+static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,
+                              bool two_chains) {
+    const __mmask16 mask = __mmask16((1u << lanes) - 1);
+    const __m512 bias = a.bias ? _mm512_maskz_loadu_ps(mask, a.bias + column) : _mm512_setzero_ps();
+    float* out = a.out + size_t(first_row) * size_t(a.ldo) + column;
+    for (int r = 0; r < rows; ++r, out += a.ldo) {
+        __m512 value = _mm512_load_ps(acc + r * kPanel);
+        if (two_chains) value = _mm512_add_ps(value, _mm512_load_ps(acc + (kTileRows + r) * kPanel));
+        if (a.bias) value = _mm512_add_ps(value, bias);
+        if (a.accumulate) value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value);
+        _mm512_mask_storeu_ps(out, mask, value);
     }
 }
 

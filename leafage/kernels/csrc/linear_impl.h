@@ -1,10 +1,13 @@
 // linear and embed: how the work is split. The arithmetic is in linear_<isa>_impl.h, the contract in
 // linear_layout.h. Included once per instruction set.
+#include "linear_amx.h"
 #include "linear_layout.h"
 
 #if defined(LEAFAGE_AVX512)
+#define LEAFAGE_HAS_AMX 1  // asked at run time
 #include "linear_avx512_impl.h"
 #else
+#define LEAFAGE_HAS_AMX 0
 #include "linear_plain_impl.h"
 #endif
 
@@ -16,33 +19,15 @@ struct RowTiles {
     const uint8_t* base;
     TileLayout layout;
     int rows, count;
+    const AmxKernels* amx;  // null: not for this call
 };
 
 // Rows a tile kernel computes for n real ones.
 static inline int kernel_rows(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : n <= 8 ? 8 : n <= 12 ? 12 : 16; }
 
-static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,
-                              const float* acc_odd) {
-    for (int r = 0; r < rows; ++r) {
-        float value[kPanel];
-        for (int l = 0; l < kPanel; ++l) value[l] = acc[r * kPanel + l];
-        if (acc_odd)
-            for (int l = 0; l < kPanel; ++l) value[l] += acc_odd[r * kPanel + l];
-        float* out = a.out + size_t(first_row + r) * size_t(a.ldo) + column;
-        if (lanes == kPanel) {
-            if (a.bias)
-                for (int l = 0; l < kPanel; ++l) value[l] += a.bias[column + l];
-            if (a.accumulate)
-                for (int l = 0; l < kPanel; ++l) value[l] = out[l] + value[l];
-            std::memcpy(out, value, sizeof value);
-        } else {
-            for (int l = 0; l < lanes; ++l) {
-                float v = value[l];
-                if (a.bias) v += a.bias[column + l];
-                out[l] = a.accumulate ? out[l] + v : v;
-            }
-        }
-    }
+// The lines that store_rows will write.
+static inline void prefetch_rows(const LinearArgs& a, int first_row, int rows, int column) {
+    for (int r = 0; r < rows; ++r) __builtin_prefetch(a.out + size_t(first_row + r) * size_t(a.ldo) + column, 1);
 }
 
 // One panel against the row tiles [first_tile, end_tile).
@@ -54,29 +39,30 @@ static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_inde
     const int lanes = w.rows - panel_index * kPanel < kPanel ? w.rows - panel_index * kPanel : kPanel;
     const TileLayout& layout = x.layout;
     float* acc = reinterpret_cast<float*>(worker.scratch + kUnpackBytes);
-    float* odd = f.quantized() ? nullptr : acc + kTileRows * kPanel;
-
     if (layout.tile_rows <= kDirectRows) {
         type.direct[layout.tile_rows - 1](panel, x.base, layout, acc);
-        store_rows(a, 0, x.rows, column, lanes, acc, odd);
+        store_rows(a, 0, x.rows, column, lanes, acc, !f.quantized());
         return;
     }
     uint8_t* unpacked = worker.scratch;
     const int units = f.quantized() ? layout.groups : layout.k;  // of k
     const int step = f.quantized() ? kUnpackGroups : kUnpackFloats;
     for (int begin = 0; begin < units; begin += step) {
-        int end = begin + step < units ? begin + step : units;
-        const uint8_t* weights = type.unpack(panel, layout.k, begin, end, unpacked);
+        const int end = begin + step < units ? begin + step : units;
+        const bool amx = x.amx && f.quantized();
+        const uint8_t* weights = (amx ? type.unpack_signed : type.unpack)(panel, layout.k, begin, end, unpacked);
+        auto* amx_tile = amx ? x.amx->tile[f.subgroups - 1][f.has_min][x.rows > 8] : nullptr;
         for (int t = first_tile; t < end_tile; ++t) {
-            int rows = x.rows - t * kTileRows < kTileRows ? x.rows - t * kTileRows : kTileRows;
-            type.tile(kernel_rows(rows), weights, begin, end, x.base + size_t(t) * layout.bytes, layout,
-                      acc + (t - first_tile) * 2 * kTileRows * kPanel);
+            const int rows = x.rows - t * kTileRows < kTileRows ? x.rows - t * kTileRows : kTileRows;
+            const uint8_t* tile = x.base + size_t(t) * layout.bytes;
+            float* tile_acc = acc + (t - first_tile) * 2 * kTileRows * kPanel;
+            if (end == units) prefetch_rows(a, t * kTileRows, rows, column);
+            if (amx)
+                amx_tile(weights, begin, end, tile, layout, layout.aux[aux_of(f)], tile_acc);
+            else
+                type.tile(kernel_rows(rows), weights, begin, end, tile, layout, tile_acc);
+            if (end == units) store_rows(a, t * kTileRows, rows, column, lanes, tile_acc, !f.quantized());
         }
-    }
-    for (int t = first_tile; t < end_tile; ++t) {
-        int rows = x.rows - t * kTileRows < kTileRows ? x.rows - t * kTileRows : kTileRows;
-        int at = (t - first_tile) * 2 * kTileRows * kPanel;
-        store_rows(a, t * kTileRows, rows, column, lanes, acc + at, odd ? odd + at : nullptr);
     }
 }
 
@@ -90,7 +76,8 @@ static void linear(const LinearArgs& a, Worker& worker) {
         panels += a.weights[i]->panels;
     }
     const int tile_rows = a.rows <= kDirectRows ? a.rows : kTileRows;
-    RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows))};
+    RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), nullptr};
+    if (LEAFAGE_HAS_AMX && a.rows > kDirectRows) x.amx = amx_kernels();
     if (a.rows <= kDirectRows && x.layout.bytes <= kPrivateBytes) {
         // Cheaper for every thread to quantize the few rows itself than to wait for the others.
         uint8_t* tile = worker.scratch + kUnpackBytes + kAccBytes;
@@ -105,6 +92,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
         worker.barrier();
     }
 
+    if (x.amx) x.amx->begin(a.rows > 8 ? 16 : 8);
     // A task is a run of panels against a block of row tiles.
     const int row_blocks = int(ceil_div(x.count, kBlockTiles));
     const int wanted = worker.count * 8;  // tasks, so that a delayed thread costs little
@@ -126,6 +114,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
             column += w.rows;
         }
     }
+    if (x.amx) x.amx->end();
 }
 
 static void embed(const EmbedArgs& a, Worker& worker) {

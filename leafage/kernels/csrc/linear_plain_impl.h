@@ -6,6 +6,71 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 #include "linear_quantize_impl.h"
 
+static inline void find_absmax(const float* x, int n, RowPass& pass) {
+    for (int g = 0; g < n; ++g) {
+        uint32_t absmax = 0;
+        for (int i = 0; i < kGroup; ++i) {
+            uint32_t bits = float_bits(x[g * kGroup + i]) & 0x7fffffffu;
+            absmax = bits > absmax ? bits : absmax;
+        }
+        pass.absmax[g] = absmax;
+    }
+}
+
+static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t* q, size_t q_stride) {
+    for (int g = 0; g < n; ++g, x += kGroup, q += q_stride) {
+        const float inverse = pass.inverse[g];
+        int sum[2] = {0, 0};
+        for (int i = 0; i < kGroup; ++i) {
+            int v = inverse == 0.0f ? 0 : int(lrintf(x[i] * inverse));
+            q[i] = int8_t(v);
+            sum[i / 16] += v;
+        }
+        pass.sum[0][g] = sum[0];
+        pass.sum[1][g] = sum[1];
+    }
+}
+
+// d and min [subgroups][16] of a group, with the roundings of dequantize_row.
+static inline void group_scales(const Format& f, const uint8_t* scales, int g, float* d, float* min) {
+    const uint8_t* record = scales + size_t(g / f.scale_groups) * f.scale_bytes;
+    auto half = [&](int at, int lane) {
+        uint16_t h;
+        std::memcpy(&h, record + at + 2 * lane, 2);
+        return f16_to_f32(h);
+    };
+    const int sub = g % f.scale_groups * f.subgroups;
+    for (int l = 0; l < kPanel; ++l) switch (f.scales) {
+            case Scales::kNone: break;
+            case Scales::kF16: d[l] = half(0, l); break;
+            case Scales::kF16Min:
+                d[l] = half(0, l);
+                min[l] = half(32, l);
+                break;
+            case Scales::kE8M0: {
+                uint32_t e = record[l];
+                d[l] = bits_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+                break;
+            }
+            case Scales::kSub8Min:
+                d[l] = half(256, l) * float(record[sub * 16 + l]);
+                min[l] = -(half(288, l) * float(record[128 + sub * 16 + l]));
+                break;
+            case Scales::kSub4Min:
+                for (int h = 0; h < 2; ++h) {
+                    uint8_t both = record[(sub + h) * 16 + l];
+                    d[h * kPanel + l] = half(256, l) * float(both & 15);
+                    min[h * kPanel + l] = -(half(288, l) * float(both >> 4));
+                }
+                break;
+            case Scales::kSub16:
+                for (int h = 0; h < 2; ++h)
+                    d[h * kPanel + l] = half(256, l) * float(int8_t(record[(sub + h) * 16 + l]));
+                break;
+            case Scales::kSub8: d[l] = half(128, l) * float(int8_t(record[sub * 16 + l])); break;
+        }
+}
+
 // The group in signed bytes [32 inputs][16 lanes], then d and min as float: what `unpack` makes of it.
 template <Dtype T>
 static inline void unpack_group(const uint8_t* codes, const uint8_t* scales, int g, uint8_t* to) {
@@ -81,7 +146,7 @@ static void tile_float(const uint8_t* weights, int begin, int end, const uint8_t
         }
 }
 
-template <Dtype T>
+template <Dtype T, bool Signed>
 static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
     constexpr Format f = format_of(T);
     if constexpr (f.quantized()) {
@@ -113,11 +178,36 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
     const int units = f.quantized() ? layout.groups : layout.k;
     for (int begin = 0; begin < units; begin += step) {
         int end = begin + step < units ? begin + step : units;
-        const uint8_t* weights = unpack<T>(panel, layout.k, begin, end, buffer);
+        const uint8_t* weights = unpack<T, true>(panel, layout.k, begin, end, buffer);
         if constexpr (f.quantized())
             tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], acc);
         else
             tile_float<R>(weights, begin, end, tile, layout, acc);
+    }
+}
+
+// acc (both chains of it) plus bias into the output, or added to it.
+static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,
+                              bool two_chains) {
+    for (int r = 0; r < rows; ++r) {
+        float value[kPanel];
+        for (int l = 0; l < kPanel; ++l) value[l] = acc[r * kPanel + l];
+        if (two_chains)
+            for (int l = 0; l < kPanel; ++l) value[l] += acc[(kTileRows + r) * kPanel + l];
+        float* out = a.out + size_t(first_row + r) * size_t(a.ldo) + column;
+        if (lanes == kPanel) {
+            if (a.bias)
+                for (int l = 0; l < kPanel; ++l) value[l] += a.bias[column + l];
+            if (a.accumulate)
+                for (int l = 0; l < kPanel; ++l) value[l] = out[l] + value[l];
+            std::memcpy(out, value, sizeof value);
+        } else {
+            for (int l = 0; l < lanes; ++l) {
+                float v = value[l];
+                if (a.bias) v += a.bias[column + l];
+                out[l] = a.accumulate ? out[l] + v : v;
+            }
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 // The kernels of every weight type as a table. Included by linear_<isa>_impl.h, which defines
 //   template <Dtype T, int R> void direct(panel, tile, layout, acc);
-//   template <Dtype T> const uint8_t* unpack(panel, k, begin, end, to);   // returns where the unpacked weights are
+//   template <Dtype T, bool Signed> const uint8_t* unpack(panel, k, begin, end, to);  // where they are now
 //   template <int Subgroups, bool Min, int R> void tile_groups(...), template <int R> void tile_float(...)
+
+//   void store_rows(args, first_row, rows, column, lanes, acc, two_chains);
 
 // acc: [16 rows][16 lanes], and another such for the odd chain of float weights. begin, end: groups or inputs.
 struct TypeKernels {
     void (*direct[kDirectRows])(const uint8_t* panel, const uint8_t* tile, const TileLayout&, float* acc);
     const uint8_t* (*unpack)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);
+    const uint8_t* (*unpack_signed)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);  // for AMX
     void (*tile)(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, float* acc);
 };
 
@@ -36,7 +39,7 @@ static void tile_any(int rows, const uint8_t* weights, int begin, int end, const
 
 template <Dtype T>
 static constexpr TypeKernels kernels_of() {
-    return {{direct<T, 1>, direct<T, 2>, direct<T, 3>, direct<T, 4>}, unpack<T>, tile_any<T>};
+    return {{direct<T, 1>, direct<T, 2>, direct<T, 3>, direct<T, 4>}, unpack<T, false>, unpack<T, true>, tile_any<T>};
 }
 
 static const TypeKernels& type_kernels(Dtype dtype) {

@@ -1,0 +1,22 @@
+// Tile kernels on Intel AMX, for calls with many rows: the same bits as the AVX-512 VNNI ones.
+#pragma once
+#include "linear_layout.h"
+
+namespace leafage {
+
+struct AmxKernels {
+    // Around the calls of `tile` on a thread: set up its tile registers for tiles of `rows` rows (8 or 16); free them.
+    void (*begin)(int rows);
+    void (*end)();
+    // As tile_groups, on unpacked weights with signed codes: [subgroups - 1][has_min][rows == 16].
+    void (*tile[2][2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, size_t aux_at,
+                          float* acc);
+};
+
+// Null when this build, the CPU or the operating system has no AMX, or when it is turned off.
+const AmxKernels* amx_kernels();
+
+// For tests. Returns whether AMX is in use now.
+bool use_amx(bool on);
+
+}  // namespace leafage
