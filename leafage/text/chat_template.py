@@ -281,19 +281,20 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 def _iterates_content(tree: nodes.Template) -> bool:
     """Whether a loop of the template goes over a message's content, so that it takes a list of parts."""
-    for loop in tree.find_all(nodes.For):
-        if isinstance(loop.iter, nodes.Name) and loop.iter.name == "content":
-            return True
-        for node in [loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem))]:
-            if isinstance(node, nodes.Getattr) and node.attr == "content":
-                return True
-            if (
-                isinstance(node, nodes.Getitem)
-                and isinstance(node.arg, nodes.Const)
-                and node.arg.value == "content"
-            ):
-                return True
-    return False
+    return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    """`message.content`, `message["content"]`, `message.get("content")` or `content`, filtered or not."""
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr == "get":
+        return bool(node.args) and isinstance(node.args[0], nodes.Const) and node.args[0].value == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Name) and node.name == "content"
 
 
 def _template_line(traceback: TracebackType | None) -> int | None:

@@ -67,7 +67,8 @@ class _Encoder:
 
     def __init__(self, vocab: GgufVocab, encode_text: Callable[[str], list[int]], add_space: bool) -> None:
         user_defined = {vocab.tokens[i]: i for i in vocab.ids_of(TokenType.USER_DEFINED)}
-        special = {vocab.tokens[i]: i for i in vocab.special_ids}
+        # A control token of one character could not be told from text, so it is never read.
+        special = {vocab.tokens[i]: i for i in vocab.special_ids if len(vocab.tokens[i]) > 1}
         self._always = TokenFinder(user_defined, vocab.strip_right)
         self._parsed = TokenFinder({**user_defined, **special}, vocab.strip_right)
         self._encode_text = encode_text
@@ -162,7 +163,7 @@ def _spm(vocab: GgufVocab) -> SpmEncoder:
     for token_id in vocab.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE):
         mergeable.pop(vocab.tokens[token_id], None)
     assert vocab.scores is not None
-    return SpmEncoder(mergeable, np.asarray(vocab.scores).tolist(), vocab.byte_ids, vocab.unknown_id)
+    return SpmEncoder(mergeable, vocab.scores, vocab.byte_ids, vocab.unknown_id)
 
 
 def _unigram(vocab: GgufVocab) -> UnigramEncoder:

@@ -63,26 +63,31 @@ class TokenFinder:
     """
 
     _PREFIX = 4
+    _LARGE = 32
 
     def __init__(self, texts: Mapping[str, int], strip_right: frozenset[int] = frozenset()) -> None:
         self._ids = dict(texts)
         self._strip_right = strip_right
-        self._groups: dict[str, list[str]] = {}
+        self._groups: dict[str, set[str]] = {}
         for text in self._ids:
             if text:
-                self._groups.setdefault(text[: self._PREFIX], []).append(text)
+                self._groups.setdefault(text[: self._PREFIX], set()).add(text)
 
     def present(self, text: str) -> list[str]:
         """The token texts that occur in `text`, the longest (in UTF-8 bytes) first."""
-        found = [
-            token
-            for prefix, group in self._groups.items()
-            if prefix in text
-            for token in group
-            if token in text
-        ]
-        found.sort(key=lambda token: len(token.encode()), reverse=True)
-        return found
+        found: set[str] = set()
+        for prefix, group in self._groups.items():
+            if prefix not in text:
+                continue
+            if len(group) <= self._LARGE:
+                found.update(token for token in group if token in text)
+                continue
+            lengths = {len(token) for token in group}
+            start = text.find(prefix)
+            while start >= 0:
+                found.update(group.intersection([text[start : start + length] for length in lengths]))
+                start = text.find(prefix, start + 1)
+        return sorted(found, key=lambda token: (-len(token.encode()), self._ids[token]))
 
     def split(self, text: str) -> list[str | int]:
         """Text pieces and token ids in order; no piece is empty."""
@@ -109,8 +114,12 @@ class TokenFinder:
 
 
 def protect(text: str, tokens: Sequence[str]) -> str:
-    """`text` with every occurrence of the tokens broken by LITERAL_MARK, so that it stays literal text."""
+    """`text` with every occurrence of the tokens broken by LITERAL_MARK, so that it stays literal text.
+
+    Args:
+        tokens: of two or more characters each.
+    """
     for token in tokens:
-        if token in text:
+        while token in text:  # again, because occurrences may overlap
             text = text.replace(token, token[0] + LITERAL_MARK + token[1:])
     return text

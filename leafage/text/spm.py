@@ -12,9 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+import numpy as np
+
 from leafage.text.bonds import Bonds, ChunkCache
 
 SPACE_MARK = "▁"
+
+_START_BITS = 40
+_START_MASK = (1 << _START_BITS) - 1
 
 
 class SpmEncoder:
@@ -35,7 +40,8 @@ class SpmEncoder:
         unknown_id: int | None,
     ) -> None:
         self._ids = mergeable
-        self._scores = scores
+        # rank 0 is the best score; equal scores share a rank
+        self._ranks: list[int] = np.unique(-np.asarray(scores), return_inverse=True)[1].tolist()
         self._byte_ids = [unknown_id if token_id is None else token_id for token_id in byte_ids]
         self._pieces = ChunkCache(Bonds(mergeable), self._merge)
 
@@ -45,33 +51,40 @@ class SpmEncoder:
 
     def _merge(self, chunk: str) -> list[int]:
         """Merge neighbours, best score first, until no two of them form a token."""
-        ids, scores = self._ids, self._scores
+        ids, ranks = self._ids, self._ranks
         size = len(chunk)
-        # A symbol is chunk[start:end[start]]; end 0 marks one that was merged into its left neighbour.
+        # A symbol is chunk[start : end[start]]; end is 0 for one that was merged into its left neighbour.
         end = list(range(1, size + 1))
         left = list(range(-1, size - 1))
-        queue: list[tuple[float, int, int, int]] = []
+        # An entry is the rank and the start of a pair that could merge when it was made, as one number.
+        queue: list[int] = []
         for start in range(size - 1):
             token = ids.get(chunk[start : start + 2])
             if token is not None:
-                queue.append((-scores[token], start, start + 1, start + 2))
+                queue.append(ranks[token] << _START_BITS | start)
         heapq.heapify(queue)
         while queue:
-            _, start, middle, stop = heapq.heappop(queue)
-            if end[start] != middle or end[middle] != stop:
-                continue  # one of the two has merged since
+            entry = heapq.heappop(queue)
+            start = entry & _START_MASK
+            middle = end[start]
+            if middle == 0 or middle == size:
+                continue
+            stop = end[middle]
+            token = ids.get(chunk[start:stop])
+            if token is None or ranks[token] != entry >> _START_BITS:
+                continue  # one of the two has merged since, and what is there now has its own entry
             end[start] = stop
             end[middle] = 0
             if stop < size:
                 left[stop] = start
                 token = ids.get(chunk[start : end[stop]])
                 if token is not None:
-                    heapq.heappush(queue, (-scores[token], start, stop, end[stop]))
+                    heapq.heappush(queue, ranks[token] << _START_BITS | start)
             before = left[start]
             if before >= 0:
                 token = ids.get(chunk[before:stop])
                 if token is not None:
-                    heapq.heappush(queue, (-scores[token], before, start, stop))
+                    heapq.heappush(queue, ranks[token] << _START_BITS | before)
         result: list[int] = []
         start = 0
         while start < size:

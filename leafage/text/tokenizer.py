@@ -56,7 +56,7 @@ class Tokenizer:
         self._tokens = tokens
         self._pieces = PieceTable(len(tokens), token_bytes)
         self._strip_space = strip_space
-        self._special_finder = TokenFinder({tokens[i]: i for i in special_ids})
+        self._special_finder = TokenFinder({tokens[i]: i for i in special_ids if len(tokens[i]) > 1})
         self.vocab_size = len(tokens)
         self.bos_id = bos_id
         self.eos_id = eos_id
