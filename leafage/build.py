@@ -240,9 +240,9 @@ def plan_memory(
     num_blocks = pool // bytes_per_block
     if num_blocks < 1:
         raise InvalidParameterError(
-            "the KV pool does not hold one block",
-            value=f"{pool} bytes",
-            limit=f"at least {bytes_per_block} bytes ({config.block_size} tokens)",
+            f"the KV pool does not hold one block of {config.block_size} tokens",
+            value=pool,
+            limit=f"at least {bytes_per_block} bytes",
             remedy="raise kv_cache_bytes, or free memory",
         )
     kv_tokens = num_blocks * config.block_size

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leafage import build
+from leafage.build import Assets, assemble, build_engine, load_assets, plan_memory
+from leafage.config import EngineConfig
+from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
+
+MIB = 1 << 20
+KV = 1024  # bytes per token in the plans below
+
+
+def plan(context: int = 2048, **settings: Any) -> build.MemoryPlan:
+    return plan_memory(
+        EngineConfig(**settings), weight_bytes=7, kv_bytes_per_token=KV, context_length=context
+    )
+
+
+@pytest.fixture
+def memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "available_memory", lambda: 100 * MIB)
+
+
+def test_the_default_pool_is_40_percent_of_what_is_left(memory_left: None) -> None:
+    p = plan()
+    assert p.kv_tokens == 40 * MIB // KV // 16 * 16
+    assert p.kv_bytes == p.kv_tokens * KV == p.num_blocks * 16 * KV
+    assert (p.max_model_len, p.weight_bytes) == (2048, 7)
+    assert p.num_largest_requests == 20
+
+
+def test_the_default_pool_is_4_gib_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "available_memory", lambda: 1 << 40)
+    assert plan().kv_bytes == 4 << 30
+
+
+def test_a_pool_in_tokens_is_rounded_up_to_blocks() -> None:
+    p = plan(kv_cache_tokens=100)
+    assert (p.kv_tokens, p.num_blocks) == (112, 7)
+    assert p.max_model_len == 112  # the pool is smaller than the model's context
+
+
+def test_a_pool_in_bytes_is_a_ceiling() -> None:
+    assert plan(kv_cache_bytes=33 * KV).kv_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"kv_cache_bytes": 100},
+            r"does not hold one block of 16 tokens; got 100; limit: at least 16384 bytes",
+        ),
+        ({"max_model_len": 4096}, r"beyond the model's context; got 4096; limit: 2048"),
+        (
+            {"max_model_len": 200, "kv_cache_tokens": 100},
+            r"got 200; limit: 112 tokens.*kv_cache_tokens to 200",
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        plan(**settings)
+
+
+class FakeFile:
+    path = Path("m.gguf")
+
+    def __init__(self, generation_config: dict[str, Any] | None) -> None:
+        self.generation_config = generation_config
+
+
+def defaults(recommended: dict[str, Any] | None) -> Any:
+    return build._default_sampling_params(FakeFile(recommended))  # type: ignore[arg-type]
+
+
+def test_generation_config_gives_the_defaults() -> None:
+    params = defaults(
+        {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "do_sample": True, "top_k": None}
+    )
+    assert (params.temperature, params.top_p, params.top_k) == (0.6, 0.9, 0)
+    assert defaults(None).temperature == 1.0
+
+
+def test_a_broken_generation_config_is_named() -> None:
+    with pytest.raises(ModelFileError, match=r"generation_config of m\.gguf: temperature"):
+        defaults({"temperature": -1})
+
+
+def test_unknown_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        build_engine(EngineConfig(model=str(tmp_path / "none.gguf")))
+
+
+@pytest.fixture(scope="module")
+def assets(smollm2_path: Path) -> Assets:
+    return load_assets(EngineConfig(model=str(smollm2_path)))
+
+
+@pytest.mark.real_model
+def test_the_real_model_is_described(assets: Assets, smollm2_path: Path) -> None:
+    config = EngineConfig(model=str(smollm2_path), kv_cache_tokens=2048, threads=1)
+    b = assemble(config, assets)
+    assert (b.model.architecture, b.model.format) == ("llama", "gguf")
+    assert (b.model.vocab_size, b.model.context_length) == (49152, 8192)
+    assert b.plan.weight_bytes <= 1.06 * b.model.file_bytes
+    assert b.plan.kv_bytes == 2048 * 30 * 2 * 3 * 64 * 2  # layers, K and V, KV heads, head_dim, bf16
+    assert b.threads == 1
+
+
+@pytest.mark.real_model
+def test_chat_templates_by_file(assets: Assets, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
+    b = assemble(EngineConfig(kv_cache_tokens=256, chat_template=str(file)), assets)
+    ids = b.encode_chat([{"role": "user", "content": "hi"}])
+    assert assets.tokenizer.decode(ids) == "hi!"
+    file.write_text("{% for m in messages %}")
+    with pytest.raises(TemplateError, match="does not parse"):
+        assemble(EngineConfig(kv_cache_tokens=256, chat_template=str(file)), assets)
+    with pytest.raises(TemplateError, match="cannot be read"):
+        assemble(EngineConfig(kv_cache_tokens=256, chat_template=str(tmp_path / "none")), assets)
+
+
+@pytest.mark.real_model
+def test_a_base_model_refuses_to_chat(gemma3_path: Path) -> None:
+    b = build_engine(EngineConfig(model=str(gemma3_path), kv_cache_tokens=256))
+    with pytest.raises(TemplateError, match="--chat-template FILE"):
+        b.encode_chat([{"role": "user", "content": "hi"}])
+    assert b.inputs.request("r", "Hello", b.default_sampling_params).prompt_token_ids[0] == b.tokenizer.bos_id
