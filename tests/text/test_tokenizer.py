@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text.vocabularies import family_metadata, golden, without_double
 
 from leafage.errors import InvalidParameterError
 from leafage.formats.gguf import read_gguf
 from leafage.text.tokenizer import Tokenizer
+from tests.text.vocabularies import family_metadata, golden, without_double
 
 pytestmark = pytest.mark.real_model
 
