@@ -315,6 +315,12 @@ class KVManager:
             return False
         return self._claims.held_by_earlier(seq, self._node(seq), seq.num_computed)
 
+    def knows_next(self, seq: Sequence) -> bool:
+        """Whether the index has the next full block behind what `seq` published."""
+        start, end = seq.num_published * self.block_size, (seq.num_published + 1) * self.block_size
+        key = tuple(seq.tokens[start:end])
+        return self.index.child(self._node(seq), key) is not None
+
     def claim(self, seq: Sequence, end: int) -> None:
         """`seq` stops at `end` in this step: let later gangs wait for the block it computes next."""
         self._claims.drop(seq)
@@ -397,8 +403,9 @@ class KVManager:
         """Give the full blocks of `tokens[:end]` to the index, pending until `commit`.
 
         Where the index has the block already, the table entry becomes the index's own block and the duplicate
-        is freed: the bits are equal. Such blocks precede all new ones, because a new node has no children;
-        so one `write_from` says which slots still have to be written.
+        is freed: the bits are equal. Such blocks precede all new ones, because a new node has no children; so
+        one `write_from` says which slots still have to be written. (A second call for the same step must not
+        come when `knows_next`: somebody may have published below the new nodes.)
         """
         size = self.block_size
         index = seq.num_published

@@ -285,7 +285,8 @@ class Scheduler:
         for chunk in chunks:
             if budget == 0:
                 break
-            budget -= self._extend(chunk, budget)
+            if not self.kv.knows_next(chunk.seq):  # else it attaches in the next step
+                budget -= self._extend(chunk, budget)
 
     # -- admission and preemption ------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""A toy executor that proves the bookkeeping: its answers depend on everything it reads from a paged cache.
+"""A toy executor that proves the bookkeeping: its answers depend on all that it reads from a paged cache.
 
-Every slot stores the hash of the whole token prefix that led to it, as real K/V does. A step first makes the
-copies, then writes, then reads each item's context back through its block table. A wrong table, a lost copy, a
-slot written twice or not at all, or one block freed too early gives another answer (or, when `strict`, fails
+Every slot stores the hash of the whole token prefix that led to it, as K/V does. A step first makes the
+copies, then writes, then reads each item's context back through its block table. A wrong table, a lost copy,
+a slot written twice or not at all, or a block freed too early gives another answer (or, when `strict`, fails
 at once).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken, StepOutput
+from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken, StepOutput, Transfer
 from leafage.core.kv_manager import KVManager
 from leafage.core.request import Delta, FinishReason, Request
 from leafage.core.sampling_params import SamplingParams
@@ -59,6 +59,7 @@ class ToyExecutor:
         self.num_rows = 0
         self.batches: list[Batch] = []
         self.row_errors: dict[str, str] = {}
+        self.failed_transfers: list[Transfer] = []
         self.before_execute: Callable[[Batch], None] | None = None
         self._hashes: dict[int, list[int]] = {}
 
@@ -71,7 +72,29 @@ class ToyExecutor:
         written: set[int] = set()
         for item in batch.items:
             self._write(item, written)
-        return StepOutput([self._answer(item) for item in batch.items])
+        output = StepOutput([self._answer(item) for item in batch.items])
+        for item in batch.items:
+            if item.request_id in self.row_errors:
+                self._spoil(item)
+        for transfer in self.failed_transfers:
+            for item in batch.items:
+                if item.seq_id == transfer.seq_id:
+                    self._spoil(item)
+        output.failed_transfers = list(self.failed_transfers)
+        return output
+
+    def spoil(self, batch: Batch) -> None:
+        """What a failed step leaves behind: every slot it was to write is garbage."""
+        size = self.block_size
+        for copy in batch.copies:
+            self.slots[copy.dst * size : (copy.dst + 1) * size] = [POISON] * size
+        for item in batch.items:
+            self._spoil(item)
+        self._hashes.clear()
+
+    def _spoil(self, item: Item) -> None:
+        for position in range(max(item.start, item.write_from), item.start + len(item.token_ids)):
+            self.slots[self._slot(item, position)] = POISON
 
     def _copy(self, batch: Batch) -> None:
         size = self.block_size

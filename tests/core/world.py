@@ -1,0 +1,174 @@
+"""A random world around the core: arrivals, aborts, failures and tiny pools, from one random generator."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from leafage.core.batch import Batch, StepOutput, Transfer
+from leafage.core.request import FinishKind
+from leafage.errors import ExecutorError, InvalidParameterError, RequestTooLargeError
+from tests.core.toy import Loop
+
+
+@dataclass
+class Rates:
+    """Chances per step."""
+
+    arrive: float = 0.4
+    abort: float = 0.03
+    abort_in_flight: float = 0.01
+    fail: float = 0.01
+    row_error: float = 0.01
+    reset: float = 0.01
+    transfer: float = 0.02
+
+
+class World:
+    """Drives a Loop at random. Every request that is neither aborted nor failed must end undisturbed."""
+
+    def __init__(self, rng: random.Random, rates: Rates | None = None, **options: object) -> None:
+        self.rng = rng
+        self.rates = rates if rates is not None else Rates()
+        block_size = rng.choice([1, 2, 3, 4, 5, 8, 16, 32])
+        num_tokens = rng.choice([rng.randint(20, 100), rng.randint(50, 200), rng.randint(100, 1500)])
+        num_blocks = min(max(num_tokens // block_size, 3), 200)
+        self.loop = Loop(
+            num_blocks,
+            block_size,
+            **{
+                "max_num_seqs": rng.choice([1, 4, 8, 16]),
+                "max_num_batched_tokens": rng.choice([1, 5, 16, 16, 64, 64, 300]),
+                "max_model_len": rng.choice([60, 400]),
+                "vocab_size": rng.choice([3, 50, 50]),
+                "prefix_index": rng.choice(["radix", "radix", "radix", "none"]),
+                "watermark": rng.choice([0, 0, 1, 2]),
+                "max_preemptions": rng.choice([1, 4, 1000]),
+                **options,
+            },  # type: ignore[arg-type]
+        )
+        longest = min(num_blocks * block_size // rng.choice([1, 4]) + 1, 150)
+        self.heads = [[rng.randint(0, 3) for _ in range(rng.randint(1, longest))] for _ in range(3)]
+        self.block_size = block_size
+        self.live: dict[str, bool] = {}  # id -> must end undisturbed
+        self.num_done = 0
+
+    def arrive(self) -> None:
+        rng = self.rng
+        head = rng.choice(self.heads)
+        prompt = head[: rng.randint(0, len(head))]
+        prompt += [rng.randint(0, 3) for _ in range(rng.randint(0, self.block_size * 2))]
+        try:
+            request_id = self.loop.add(
+                prompt,
+                max_tokens=rng.choice([None, 1, rng.randint(1, 60), rng.randint(10, 60)]),
+                n=rng.choice([1, 1, 1, 2, 3, 5]),
+                temperature=1.0,
+                seed=rng.randint(0, 3),
+                salt=rng.choice(["", "", "", "other"]),
+                priority=rng.choice([0, 0, 0, 1, -1]),
+                eos=rng.choice([(), (), (0,), (0, 7)]),
+                min_tokens=rng.choice([0, 0, 0, 1]),
+                stop_token_ids=rng.choice([(), (), (), (1,)]),
+                ignore_eos=rng.random() < 0.1,
+                prompt_logprobs=rng.choice([None] * 6 + [1]),
+            )
+        except (RequestTooLargeError, InvalidParameterError):
+            return
+        self.live[request_id] = True
+
+    def abort(self) -> None:
+        candidates = [request_id for request_id, undisturbed in self.live.items() if undisturbed]
+        if candidates:
+            request_id = self.rng.choice(candidates)
+            self.live[request_id] = False
+            assert self.loop.scheduler.abort(request_id)
+
+    def step(self) -> None:
+        rng, rates, loop = self.rng, self.rates, self.loop
+        if rng.random() < rates.arrive and loop.scheduler.num_waiting < 8:
+            self.arrive()
+        if rng.random() < rates.abort:
+            self.abort()
+            loop.verify()
+        if rng.random() < rates.reset:
+            loop.kv.reset_prefix_cache()
+            loop.verify()
+        batch = loop.scheduler.schedule()
+        loop.verify()
+        if rng.random() < rates.abort_in_flight:
+            self.abort()
+        self._execute(batch)
+        loop.verify()
+        self._settle()
+
+    def _execute(self, batch: Batch) -> None:
+        rng, loop = self.rng, self.loop
+        executor = loop.executor
+        if batch.items and rng.random() < self.rates.fail:
+            self._doom({item.request_id for item in batch.items})
+            executor.spoil(batch)
+            loop.record(loop.scheduler.fail(batch, ExecutorError("the toy broke")))
+            return
+        if batch.items and rng.random() < self.rates.row_error:
+            victim = rng.choice(batch.items).request_id
+            self._doom({victim})
+            executor.row_errors[victim] = "NaN"
+        if batch.items and rng.random() < self.rates.transfer:
+            item = rng.choice(batch.items)
+            executor.failed_transfers.append(Transfer(item.seq_id, item.block_table[0], 0))
+        output = executor.execute(batch) if batch.has_work else StepOutput()
+        loop.record(loop.scheduler.update(batch, output))
+        executor.row_errors.clear()
+        executor.failed_transfers.clear()
+
+    def _doom(self, request_ids: set[str]) -> None:
+        for request_id in request_ids & self.live.keys():
+            self.live[request_id] = False
+
+    def _settle(self) -> None:
+        """Compare the answers of what ended, and forget it."""
+        loop = self.loop
+        for request_id in [r for r in self.live if loop.scheduler.request(r) is None]:
+            undisturbed = self.live.pop(request_id)
+            request = loop.requests.pop(request_id)
+            answers = [loop.answers.pop((request_id, i), None) for i in range(request.params.n)]
+            if undisturbed:
+                self.num_done += 1
+                loop.requests[request_id] = request
+                for i, answer in enumerate(answers):
+                    assert answer is not None and answer.finish is not None, f"{request_id}/{i} never ended"
+                    assert answer.finish.kind in (FinishKind.STOP, FinishKind.LENGTH), answer.finish
+                    loop.answers[request_id, i] = answer
+                loop.assert_undisturbed(request_id)
+                if request.params.prompt_logprobs is not None:
+                    rows = [int(token.logprob) for token in loop.answers[request_id, 0].prompt_logprobs]
+                    assert rows == list(range(len(request.prompt_token_ids) - 1)), "prompt_logprobs rows"
+                for i in range(request.params.n):
+                    del loop.answers[request_id, i]
+                del loop.requests[request_id]
+
+    def run(self, num_steps: int) -> None:
+        """Random steps, then calm ones until every accepted request has ended and nothing is held."""
+        for _ in range(num_steps):
+            self.step()
+        self.finish()
+
+    def finish(self) -> None:
+        self.rates = Rates(0, 0, 0, 0, 0, 0, 0)
+        limit = 4_000_000 // self.loop.scheduler.max_num_batched_tokens + 10_000
+        while self.loop.scheduler.has_unfinished:
+            self.step()
+            limit -= 1
+            assert limit > 0, "requests never end"
+        self._settle()
+        assert not self.live, "a request was lost"
+        assert self.loop.kv.num_active == 0, "blocks leaked"
+        self.assert_counters()
+
+    def assert_counters(self) -> None:
+        counters = self.loop.scheduler.counters
+        missed = sum(counters.prefix_cache_miss_tokens.values())
+        assert counters.prefix_queries == counters.prefix_hits + missed
+        assert min(counters.prefix_cache_miss_tokens.values(), default=0) >= 0
+        assert counters.recomputed_tokens >= 0 and counters.recompute_hits >= 0
