@@ -96,6 +96,4 @@ def gguf_vocab_size(metadata: Mapping[str, Any], fields: Fields) -> int:
 
 
 def hf_fields(config: Mapping[str, Any]) -> Fields:
-    fields = Fields(config, "config.json")
-    fields.refuse("quantization_config", "weights quantized by another library")
-    return fields
+    return Fields(config, "config.json")

@@ -121,7 +121,6 @@ class Config:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Config:
         """Raises ModelFileError for missing or impossible values, UnsupportedError for variants by name."""
-        hf_fields(config)
         fields = hf_fields(config.get("text_config") or config)
         activation = fields.text("hidden_activation", "gelu_pytorch_tanh")
         if activation != "gelu_pytorch_tanh":
