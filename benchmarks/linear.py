@@ -2,8 +2,8 @@
 
     python benchmarks/linear.py --types Q4_1 Q8_0 --rows 1 16 512 --threads 2
 
-GB/s counts the packed weights once per call, GOP/s two operations per multiply-add. Weights beyond `--footprint`
-megabytes are visited in turn, so that none stays in a cache nearer than a whole model would.
+GB/s counts the packed weights once per call, GOP/s two operations per multiply-add. Up to 8 rows, `--footprint`
+megabytes of weights are visited in turn, so that none stays in a cache nearer than a whole model would.
 """
 
 from __future__ import annotations

@@ -360,6 +360,30 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
     }
 }
 
+template <Dtype T, int R>
+static inline void tile_of(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                           float* acc) {
+    constexpr Format f = format_of(T);
+    if constexpr (!f.quantized())
+        tile_float<R>(weights, begin, end, tile, layout, acc);
+    else
+        tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], acc);
+}
+
+template <Dtype T>
+static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                     float* acc) {
+    switch (rows) {
+        case 1: return tile_of<T, 1>(weights, begin, end, tile, layout, acc);
+        case 2: return tile_of<T, 2>(weights, begin, end, tile, layout, acc);
+        case 4: return tile_of<T, 4>(weights, begin, end, tile, layout, acc);
+        case 6: return tile_of<T, 6>(weights, begin, end, tile, layout, acc);
+        case 8: return tile_of<T, 8>(weights, begin, end, tile, layout, acc);
+        case 12: return tile_of<T, 12>(weights, begin, end, tile, layout, acc);
+        default: return tile_of<T, 16>(weights, begin, end, tile, layout, acc);
+    }
+}
+
 // acc (both chains of it) plus bias into the output, or added to it.
 static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,
                               bool two_chains) {

@@ -8,7 +8,11 @@
 #include "linear_avx512_impl.h"
 #else
 #define LEAFAGE_HAS_AMX 0
+#if defined(LEAFAGE_AVX2)
+#include "linear_avx2_impl.h"
+#else
 #include "linear_plain_impl.h"
+#endif
 #endif
 
 namespace leafage {

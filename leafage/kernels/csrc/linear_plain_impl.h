@@ -98,14 +98,14 @@ static inline void unpack_group(const uint8_t* codes, const uint8_t* scales, int
     group_scales(f, scales, g, d, d + f.subgroups * kPanel);
 }
 
-template <int Subgroups, bool Min, int R>
-static inline void group_rows(const uint8_t* group, int g, const uint8_t* tile, int stride, size_t dx_at, size_t aux_at,
-                              float* acc) {
+template <int Subgroups, bool Min>
+static inline void group_rows(int rows, const uint8_t* group, int g, const uint8_t* tile, int stride, size_t dx_at,
+                              size_t aux_at, float* acc) {
     constexpr int length = kGroup / Subgroups;
     const auto* w = reinterpret_cast<const int8_t*>(group);
     const auto* d = reinterpret_cast<const float*>(group + 512);
     const float* min = d + Subgroups * kPanel;
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < rows; ++r) {
         const auto* x = reinterpret_cast<const int8_t*>(tile) + (size_t(g) * stride + r) * kGroup;
         const float dx = reinterpret_cast<const float*>(tile + dx_at)[size_t(g) * stride + r];
         for (int h = 0; h < Subgroups; ++h) {
@@ -122,28 +122,26 @@ static inline void group_rows(const uint8_t* group, int g, const uint8_t* tile, 
     }
 }
 
-template <int Subgroups, bool Min, int R>
-static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                        size_t aux_at, float* acc) {
-    if (begin == 0) std::memset(acc, 0, sizeof(float) * R * kPanel);
-    for (int g = begin; g < end; ++g, weights += unpacked_bytes(Subgroups, Min))
-        group_rows<Subgroups, Min, R>(weights, g, tile, layout.tile_rows, layout.dx, aux_at, acc);
-}
-
-template <int R>
-static void tile_float(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                       float* acc) {
+template <Dtype T>
+static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                     float* acc) {
+    constexpr Format f = format_of(T);
     constexpr int odd = kTileRows * kPanel;
-    if (begin == 0)
-        for (int c = 0; c < 2; ++c) std::memset(acc + c * odd, 0, sizeof(float) * R * kPanel);
-    const auto* w = reinterpret_cast<const float*>(weights);
-    const auto* x = reinterpret_cast<const float*>(tile + layout.floats);
-    for (int k = begin; k < end; ++k, w += kPanel)
-        for (int r = 0; r < R; ++r) {
-            float* to = acc + (k % 2) * odd + r * kPanel;
-            const float xk = x[size_t(k) * layout.tile_rows + r];
-            for (int l = 0; l < kPanel; ++l) to[l] += w[l] * xk;
-        }
+    if (begin == 0) std::memset(acc, 0, sizeof(float) * size_t(rows) * kPanel);
+    if constexpr (f.quantized()) {
+        for (int g = begin; g < end; ++g, weights += unpacked_bytes(f.subgroups, f.has_min))
+            group_rows<f.subgroups, f.has_min>(rows, weights, g, tile, layout.tile_rows, layout.dx, layout.aux[aux_of(f)], acc);
+    } else {
+        if (begin == 0) std::memset(acc + odd, 0, sizeof(float) * size_t(rows) * kPanel);
+        const auto* w = reinterpret_cast<const float*>(weights);
+        const auto* x = reinterpret_cast<const float*>(tile + layout.floats);
+        for (int k = begin; k < end; ++k, w += kPanel)
+            for (int r = 0; r < rows; ++r) {
+                float* to = acc + (k % 2) * odd + r * kPanel;
+                const float xk = x[size_t(k) * size_t(layout.tile_rows) + size_t(r)];
+                for (int l = 0; l < kPanel; ++l) to[l] += w[l] * xk;
+            }
+    }
 }
 
 template <Dtype T, bool Signed>
@@ -170,21 +168,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
     }
 }
 
-template <Dtype T, int R>
-static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* acc) {
-    constexpr Format f = format_of(T);
-    constexpr int step = f.quantized() ? 8 : 128;
-    alignas(64) uint8_t buffer[8 * unpacked_bytes(2, true) > 128 * 64 ? 8 * unpacked_bytes(2, true) : 128 * 64];
-    const int units = f.quantized() ? layout.groups : layout.k;
-    for (int begin = 0; begin < units; begin += step) {
-        int end = begin + step < units ? begin + step : units;
-        const uint8_t* weights = unpack<T, true>(panel, layout.k, begin, end, buffer);
-        if constexpr (f.quantized())
-            tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], acc);
-        else
-            tile_float<R>(weights, begin, end, tile, layout, acc);
-    }
-}
+#include "linear_direct_impl.h"
 
 // acc (both chains of it) plus bias into the output, or added to it.
 static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,

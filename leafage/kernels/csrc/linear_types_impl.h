@@ -1,7 +1,7 @@
 // The kernels of every weight type as a table. Included by linear_<isa>_impl.h, which defines
 //   template <Dtype T, int R> void direct(panel, tile, layout, acc);
 //   template <Dtype T, bool Signed> const uint8_t* unpack(panel, k, begin, end, to);  // where they are now
-//   template <int Subgroups, bool Min, int R> void tile_groups(...), template <int R> void tile_float(...)
+//   template <Dtype T> void tile_any(rows, weights, begin, end, tile, layout, acc);
 
 //   void store_rows(args, first_row, rows, column, lanes, acc, two_chains);
 
@@ -12,30 +12,6 @@ struct TypeKernels {
     const uint8_t* (*unpack_signed)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);  // for AMX
     void (*tile)(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, float* acc);
 };
-
-template <Dtype T, int R>
-static inline void tile_of(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                           float* acc) {
-    constexpr Format f = format_of(T);
-    if constexpr (!f.quantized())
-        tile_float<R>(weights, begin, end, tile, layout, acc);
-    else
-        tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], acc);
-}
-
-template <Dtype T>
-static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                     float* acc) {
-    switch (rows) {
-        case 1: return tile_of<T, 1>(weights, begin, end, tile, layout, acc);
-        case 2: return tile_of<T, 2>(weights, begin, end, tile, layout, acc);
-        case 4: return tile_of<T, 4>(weights, begin, end, tile, layout, acc);
-        case 6: return tile_of<T, 6>(weights, begin, end, tile, layout, acc);
-        case 8: return tile_of<T, 8>(weights, begin, end, tile, layout, acc);
-        case 12: return tile_of<T, 12>(weights, begin, end, tile, layout, acc);
-        default: return tile_of<T, 16>(weights, begin, end, tile, layout, acc);
-    }
-}
 
 template <Dtype T>
 static constexpr TypeKernels kernels_of() {
