@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from leafage.core.kv_manager import KVManager
 from leafage.core.request import Request
 from leafage.core.roster import rank
-from leafage.errors import RequestTooLargeError
+from leafage.errors import InvalidParameterError, RequestTooLargeError
+
+
+def at_least(low: int, **limits: int) -> None:
+    """Raise InvalidParameterError for a limit below `low`, naming it."""
+    for name, value in limits.items():
+        if value < low:
+            raise InvalidParameterError(f"{name} is out of range", value=value, limit=f"at least {low}")
 
 
 def fitting_max_tokens(request: Request, kv: KVManager, *, max_seqs: int, max_model_len: int) -> int:

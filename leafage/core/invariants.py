@@ -69,6 +69,8 @@ def _check_sequence(kv: KVManager, seq: Sequence) -> None:
     assert (seq.num_published == 0) == (node is None or node.depth == 0), f"{name}: wrong place in the index"
     if node is not None and not node.detached:
         path = node.path()
+        top = path[0].parent if path else node
+        assert top is kv.index.root(seq.cache_salt), f"{name}: shares with another cache_salt"
         assert len(path) == seq.num_published == node.depth, f"{name}: path and num_published differ"
         for i, step in enumerate(path):
             assert step.block == table[i], f"{name}: entry {i} is not the published block"

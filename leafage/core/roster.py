@@ -30,6 +30,7 @@ class Roster:
         return len(self._requests)
 
     def get(self, request_id: str) -> Request | None:
+        """The unfinished request of that id."""
         return self._requests.get(request_id)
 
     def add(self, request: Request) -> None:
@@ -72,6 +73,20 @@ class Roster:
             other.priority <= request.priority and other.arrival < request.arrival
             for other in self._preempted
         )
+
+    def check(self) -> None:
+        """Assert that the lists are sorted, disjoint and complete, and what holds for their members."""
+        both = self.waiting + self.running
+        assert {id(r) for r in both} == {id(r) for r in self._requests.values()} and len(both) == len(self)
+        for requests in (self.waiting, self.running):
+            assert requests == sorted(requests, key=rank), "a list is not in the order of service"
+        assert self.num_seqs == sum(r.params.n for r in self.running), "num_seqs is wrong"
+        assert all(r.status is RequestStatus.RUNNING and r.live for r in self.running)
+        assert [r for r in self.waiting if r.status is RequestStatus.PREEMPTED] == sorted(
+            self._preempted, key=rank
+        ), "the preempted requests are not those that wait preempted"
+        for request in self.waiting:
+            assert not any(seq.block_table for seq in request.sequences), f"{request.request_id} holds blocks"
 
     def _stop_waiting(self, request: Request) -> None:
         _remove(self.waiting, request)

@@ -15,7 +15,7 @@ What holds after every call, next to the invariants of KVManager:
 
 from __future__ import annotations
 
-from leafage.core.admission import fitting_max_tokens, growth_left, victim_for
+from leafage.core.admission import at_least, fitting_max_tokens, growth_left, victim_for
 from leafage.core.batch import Batch, SampledToken, StepOutput
 from leafage.core.counters import SchedulerCounters
 from leafage.core.kv_manager import KVManager
@@ -44,7 +44,7 @@ class Scheduler:
         max_preemptions: B above.
 
     Raises:
-        InvalidParameterError: a limit below 1, or an unknown policy.
+        InvalidParameterError: a limit out of range, or an unknown policy.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Scheduler:
         watermark: int = 0,
         max_preemptions: int = MAX_PREEMPTIONS,
     ) -> None:
-        for name, value in (
-            ("max_num_seqs", max_num_seqs),
-            ("max_num_batched_tokens", max_num_batched_tokens),
-            ("max_model_len", max_model_len),
-            ("max_preemptions", max_preemptions),
-        ):
-            if value < 1:
-                raise InvalidParameterError(f"{name} is out of range", value=value, limit="at least 1")
+        at_least(
+            1,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            max_preemptions=max_preemptions,
+        )
+        at_least(0, watermark=watermark)
         if isinstance(policy, str):
             if policy not in POLICIES:
                 raise InvalidParameterError("unknown policy", value=policy, limit=" or ".join(POLICIES))
@@ -80,7 +80,8 @@ class Scheduler:
         self.watermark = watermark
         self.max_preemptions = max_preemptions
         self.counters = SchedulerCounters()
-        self._roster = Roster()
+        self.roster = Roster()
+        """The unfinished requests. Others only look."""
         self._next_seq_id = 0
         self._next_arrival = 0
         self._step = 0
@@ -93,33 +94,15 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        return len(self._roster) > 0
+        return len(self.roster) > 0
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return len(self.roster.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, preempted ones included."""
-        return len(self._roster.waiting)
-
-    @property
-    def num_running_seqs(self) -> int:
-        return self._roster.num_seqs
-
-    @property
-    def running(self) -> tuple[Request, ...]:
-        """In order of service."""
-        return tuple(self._roster.running)
-
-    @property
-    def waiting(self) -> tuple[Request, ...]:
-        return tuple(self._roster.waiting)
-
-    def request(self, request_id: str) -> Request | None:
-        """The unfinished request of that id."""
-        return self._roster.get(request_id)
+        return len(self.roster.waiting)
 
     # -- arrivals --------------------------------------------------------------------------------
 
@@ -132,7 +115,7 @@ class Scheduler:
             InvalidParameterError: an empty prompt, or an id that is in use.
             RequestTooLargeError: it could never run, however long it waited.
         """
-        if self._roster.get(request.request_id) is not None:
+        if self.roster.get(request.request_id) is not None:
             raise InvalidParameterError("the request id is in use", value=request.request_id)
         if not request.prompt_token_ids:
             raise InvalidParameterError("the prompt is empty", remedy="give at least one token")
@@ -150,7 +133,7 @@ class Scheduler:
         self._next_arrival += 1
         request.sequences = []
         self._new_sequence(request)
-        self._roster.add(request)
+        self.roster.add(request)
 
     def _new_sequence(self, request: Request) -> Sequence:
         self._next_seq_id += 1
@@ -161,7 +144,7 @@ class Scheduler:
 
         Between `schedule` and `update` it takes effect in `update`. False when no such request is unfinished.
         """
-        request = self._roster.get(request_id)
+        request = self.roster.get(request_id)
         if request is None or request_id in self._aborting:
             return False
         self._aborting.append(request_id)
@@ -187,7 +170,7 @@ class Scheduler:
         self._spend_rest(prompts, budget)
         self._chunks = decodes + prompts
         batch = Batch([build_item(chunk) for chunk in self._chunks], self.kv.copies)
-        assert batch.items or not self._roster, "requests wait and nothing runs"
+        assert batch.items or not self.roster, "requests wait and nothing runs"
         if batch.items:
             batch.released = self._released
             self._released = []
@@ -198,7 +181,7 @@ class Scheduler:
         """Gangs that only await their next tokens, oldest first, whole gangs. Returns the budget left."""
         kv = self.kv
         size = kv.block_size
-        for request in self._roster.running[:]:
+        for request in self.roster.running[:]:
             if request.prefilling or request.status is not RequestStatus.RUNNING:
                 continue
             members = request.sequences
@@ -223,7 +206,7 @@ class Scheduler:
 
     def _schedule_prompts(self, chunks: list[Chunk], budget: int) -> int:
         """Running gangs with more tokens to compute than their last ones. Returns the budget left."""
-        prefilling = [request for request in self._roster.running if request.prefilling]
+        prefilling = [request for request in self.roster.running if request.prefilling]
         for i, request in enumerate(prefilling):
             if budget == 0:
                 break
@@ -234,19 +217,19 @@ class Scheduler:
             if self._make_room(request, members):
                 for seq in members:
                     self.kv.grow(seq, len(seq.tokens))
-                others = i + 1 < len(prefilling) or bool(self._roster.waiting)
+                others = i + 1 < len(prefilling) or bool(self.roster.waiting)
                 budget -= self._plan_prompt(request, chunks, budget, others)
         return budget
 
     def _plan_prompt(self, request: Request, chunks: list[Chunk], budget: int, others: bool) -> int:
         """Chunks for a gang's members; returns how many tokens they take.
 
-        While others wait it takes at most half of the budget. It yields to earlier gangs that compute what
-        it needs next.
+        While others wait it takes at most half of the budget, or a block. It yields to earlier gangs that
+        compute what it needs next.
         """
         kv = self.kv
         if others:
-            budget = (budget + 1) // 2
+            budget = min(budget, max(budget // 2, kv.block_size))
         left = budget
         leader = request.sequences[request.leader]
         for seq in request.live:
@@ -281,18 +264,21 @@ class Scheduler:
         return gained
 
     def _spend_rest(self, chunks: list[Chunk], budget: int) -> None:
-        """Budget that nobody else took goes to the prompts that were cut short, in order."""
+        """Budget that nobody else took goes to the prompts that were cut short, in order.
+
+        Not when somebody published the next block in this step: it is attached in the next one.
+        """
         for chunk in chunks:
             if budget == 0:
                 break
-            if not self.kv.knows_next(chunk.seq):  # else it attaches in the next step
+            if chunk.end < len(chunk.seq.tokens) and not self.kv.knows_next(chunk.seq):
                 budget -= self._extend(chunk, budget)
 
     # -- admission and preemption ------------------------------------------------------------------
 
     def _admit(self, chunks: list[Chunk], budget: int) -> int:
         """Admit waiting requests in the policy's order until one does not fit. Returns the budget left."""
-        roster = self._roster
+        roster = self.roster
         if not roster.waiting or budget == 0:
             return budget
         for request in list(self.policy(roster.waiting, self.kv)):
@@ -311,7 +297,7 @@ class Scheduler:
         A gang preempted too often gets in only when it and all that run could finish without another
         preemption, at worst.
         """
-        running = self._roster.running
+        running = self.roster.running
         watermark = self.watermark if running else 0
         if running and request.num_preemptions >= self.max_preemptions:
             watermark += sum(growth_left(gang, self.kv) for gang in [*running, request])
@@ -320,7 +306,7 @@ class Scheduler:
         request.leader = request.live[0].index
         if not self.kv.admit(request, limit=limit, watermark=watermark):
             return False
-        self._roster.start(request)
+        self.roster.start(request)
         request.prefilling = True
         request.visited = self._step
         if request.num_preemptions > 0:
@@ -336,7 +322,7 @@ class Scheduler:
     def _make_room(self, request: Request, members: list[Sequence]) -> bool:
         """Preempt later gangs until all members can grow; the gang itself when none is left: then False."""
         while not self.kv.can_grow(members):
-            victim = victim_for(request, self._roster.running, self._step, self.max_preemptions)
+            victim = victim_for(request, self.roster.running, self._step, self.max_preemptions)
             self.counters.preemptions += 1
             victim.num_preemptions += 1
             self._requeue(victim)
@@ -350,12 +336,12 @@ class Scheduler:
             seq.num_lost = seq.num_computed
             self._leave(seq, keep_tail=False)
             seq.num_computed = seq.num_planned = 0
-        self._roster.stop(request)
+        self.roster.stop(request)
 
     # -- a step: what came of it -------------------------------------------------------------------
 
     def update(self, batch: Batch, output: StepOutput) -> list[Delta]:
-        """Apply the results of a batch: append tokens, end what is finished. Deltas in the batch's order."""
+        """Apply the results of a batch: append tokens, end what is finished. Deltas in its order."""
         assert batch is self._in_flight, "this batch is not the one in flight"
         assert len(output.items) == len(batch.items), "one ItemOutput per item"
         deltas: list[Delta] = []
@@ -390,7 +376,9 @@ class Scheduler:
         """The sequence (and, after a prompt, its new siblings) got a token each."""
         members = [seq]
         if len(sampled) > 1:
-            members += [self._fork(request, seq) for _ in sampled[1:]]
+            members += [self._new_sequence(request) for _ in sampled[1:]]
+            for child in members[1:]:
+                self.kv.fork(seq, child)
         if request.prefilling:
             request.prefilling = any(len(m.tokens) - m.num_computed > 1 for m in request.live)
             self.counters.count_prefix(request)
@@ -408,11 +396,6 @@ class Scheduler:
         if ended is not None and not request.live:
             self._finish(request, ended)
 
-    def _fork(self, request: Request, parent: Sequence) -> Sequence:
-        child = self._new_sequence(request)
-        self.kv.fork(parent, child)
-        return child
-
     def _drop_untrusted(self, output: StepOutput, deltas: list[Delta]) -> set[str]:
         """End requests with unusable rows; requeue those whose swapped-in or attached K/V never arrived.
 
@@ -427,16 +410,20 @@ class Scheduler:
         if not failed and not errors:
             return set()
         again: set[str] = set()
-        for request in self._roster.running:
+        for request in self.roster.running:
             for seq in request.live:
                 if seq.seq_id in failed:
                     again.add(request.request_id)
                 if seq.seq_id in failed or request.request_id in errors:
                     owners = {id(other.gang) for other in self.kv.discard(seq)}
-                    again |= {r.request_id for r in self._roster.running if id(r.sequences) in owners}
-        for request in self._roster.running[:]:
+                    again |= {r.request_id for r in self.roster.running if id(r.sequences) in owners}
+        for request in self.roster.running[:]:
             if request.request_id in errors:
-                error = RequestError("the model gave unusable logits", value=errors[request.request_id])
+                error = RequestError(
+                    "the model gave unusable logits",
+                    value=errors[request.request_id],
+                    remedy="check the model file, or change the input",
+                )
                 deltas += self._end(request, FinishReason(FinishKind.ERROR, error=error))
             elif request.request_id in again:
                 self._restart(request)
@@ -452,10 +439,11 @@ class Scheduler:
         self._in_flight = None
         self._released = batch.released + self._released
         deltas: list[Delta] = []
+        reason = FinishReason(FinishKind.ERROR, error=error)
         for request in dict.fromkeys(chunk.request for chunk in self._chunks):
-            deltas += self._end(request, FinishReason(FinishKind.ERROR, error=error))
+            deltas += self._end(request, reason)
         self._chunks = []
-        for request in self._roster.running[:]:
+        for request in self.roster.running[:]:
             if id(request.sequences) in touched:
                 self._restart(request)
         self._finish_aborts()
@@ -485,13 +473,18 @@ class Scheduler:
         return deltas
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        self._roster.remove(request)
+        self.roster.remove(request)
         self.counters.count_prefix(request)
         self.counters.finished[reason.kind.value] += 1
 
     def _finish_aborts(self) -> None:
         for request_id in self._aborting:
-            request = self._roster.get(request_id)
+            request = self.roster.get(request_id)
             if request is not None:
                 self._end(request, FinishReason(FinishKind.ABORT))
         self._aborting = []
+
+    def check(self) -> None:
+        """Assert the invariants of the queues and of the KV bookkeeping. For tests: O(everything)."""
+        self.roster.check()
+        self.kv.check()

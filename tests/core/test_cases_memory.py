@@ -41,7 +41,7 @@ def test_m07_an_exhausted_pool_is_a_decision_not_an_exception() -> None:
     second = loop.add(range(100, 104), max_tokens=20)
     third = loop.add(range(200, 216), max_tokens=8)
     loop.step()
-    assert [r.request_id for r in loop.scheduler.waiting] == [third], "it does not fit: it waits"
+    assert [r.request_id for r in loop.scheduler.roster.waiting] == [third], "it does not fit: it waits"
     loop.run()
     for request_id in (first, second, third):
         loop.assert_undisturbed(request_id)

@@ -241,7 +241,7 @@ class Loop:
 
     def verify(self) -> None:
         if self.check:
-            self.kv.check()
+            self.scheduler.check()
             kv = self.kv
             assert kv.num_free + kv.num_cached + kv.num_active == kv.num_blocks
 
@@ -249,7 +249,7 @@ class Loop:
         batch = self.scheduler.schedule()
         self.verify()
         assert batch.num_tokens <= self.scheduler.max_num_batched_tokens, "the token budget is exceeded"
-        assert self.scheduler.num_running_seqs <= self.scheduler.max_num_seqs, "too many sequences run"
+        assert self.scheduler.roster.num_seqs <= self.scheduler.max_num_seqs, "too many sequences run"
         output = self.executor.execute(batch) if batch.has_work else StepOutput()
         deltas = self.scheduler.update(batch, output)
         self.verify()

@@ -129,7 +129,7 @@ class World:
     def _settle(self) -> None:
         """Compare the answers of what ended, and forget it."""
         loop = self.loop
-        for request_id in [r for r in self.live if loop.scheduler.request(r) is None]:
+        for request_id in [r for r in self.live if loop.scheduler.roster.get(r) is None]:
             undisturbed = self.live.pop(request_id)
             request = loop.requests.pop(request_id)
             answers = [loop.answers.pop((request_id, i), None) for i in range(request.params.n)]
