@@ -111,10 +111,10 @@ def _decode_rate(work: Work, run: Run) -> float:
 WORKLOADS: dict[str, Workload] = {
     w.name: w
     for w in (
-        Workload("W1", "decode, 128 + 128 tokens", "tok/s", w1, _decode_rate),
-        Workload("W2", "prefill, 1,024 tokens", "tok/s", w2, lambda work, run: 1024 / run.first_token),
-        Workload("W3", "batch, 64 requests at once", "s", w3, lambda work, run: run.wall),
-        Workload("W4", "few-shot, 8 tasks x 8 questions", "s", w4, lambda work, run: run.wall),
+        Workload("W1", "decode 128 + 128", "tok/s", w1, _decode_rate),
+        Workload("W2", "prefill 1,024", "tok/s", w2, lambda work, run: 1024 / run.first_token),
+        Workload("W3", "batch of 64", "s", w3, lambda work, run: run.wall),
+        Workload("W4", "few-shot 8 x 8", "s", w4, lambda work, run: run.wall),
     )
 }
 
@@ -228,7 +228,7 @@ def measure(
     report = Report(build.model.name, build.threads, _native.variant(), load_average())
     on_progress("measuring the machine")
     report.floors = measure_floors(build.threads)
-    watch = _Watch(build.engine.executor)
+    watch = Watch(build.engine.executor)
     try:
         run_once(llm, Work([_ids(7, build.model.vocab_size, 64)], [8]), watch)
         for workload in workloads:
@@ -256,7 +256,7 @@ def measure(
     return report
 
 
-def run_once(llm: LLM, work: Work, watch: _Watch) -> Run:
+def run_once(llm: LLM, work: Work, watch: Watch) -> Run:
     """One run from a cold prefix cache."""
     llm.reset_prefix_cache()
     params = [
@@ -282,7 +282,7 @@ def _check(outputs: list[RequestOutput], work: Work) -> None:
     assert lengths == work.output_lengths, f"expected {work.output_lengths} output tokens, got {lengths}"
 
 
-def _compare(result: Result, watch: _Watch, floors: Floors) -> None:
+def _compare(result: Result, watch: Watch, floors: Floors) -> None:
     """W1 reads every weight once a token; W2 multiplies every weight once a token."""
     if result.name == "W1":
         result.floor = "memory bandwidth"
@@ -293,7 +293,7 @@ def _compare(result: Result, watch: _Watch, floors: Floors) -> None:
         result.share = result.median * operations / floors.int8_peak
 
 
-class _Watch:
+class Watch:
     """Times the native calls of an executor, and knows the sizes of the model's matrices."""
 
     def __init__(self, executor: Any) -> None:

@@ -71,27 +71,27 @@ def _print(report: Report) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
-    table.add_column("WORKLOAD", no_wrap=True)
+    table.add_column("", no_wrap=True)
     table.add_column("MEDIAN", justify="right", no_wrap=True)
     table.add_column("RANGE", justify="right", no_wrap=True)
-    table.add_column("OUTSIDE NATIVE", justify="right", no_wrap=True)
-    table.add_column("NOTE", overflow="fold")
+    table.add_column("")
     for result in report.results:
+        span = f"{_number(min(result.values))} to {_number(max(result.values))}"
         table.add_row(
-            result.name,
-            result.title,
-            f"{_number(result.median)} {result.unit}",
-            f"{_number(min(result.values))} to {_number(max(result.values))}",
-            f"{100 * result.outside_native:.1f} %, {1e6 * result.outside_per_step:.0f} us a step",
-            _note(result),
+            result.name, result.title, f"{_number(result.median)} {result.unit}", span, _note(result)
         )
     floors = report.floors
     assert floors is not None
+    outside = ", ".join(
+        f"{result.name} {100 * result.outside_native:.1f} % ({1e6 * result.outside_per_step:.0f} us a step)"
+        for result in report.results
+    )
     console = terminal.print_console()
     console.print(table)
+    console.print(f"outside the native call: {outside}", style="dim")
     console.print(
         f"machine: reads {floors.bandwidth / 1e9:.1f} GB/s, int8 {floors.int8_peak / 1e9:.0f} GOP/s "
-        f"({floors.instruction}), {floors.threads} threads, kernels {report.kernels}",
+        f"({floors.instruction}), {floors.threads} threads; kernels: {report.kernels}",
         style="dim",
     )
 
@@ -102,7 +102,7 @@ def _note(result: Result) -> str:
     seconds = result.median
     return (
         f"{result.num_output_tokens / seconds:.0f} output tok/s, "
-        f"{result.runs[-1].cached_tokens:,} of {result.num_prompt_tokens:,} prompt tokens shared"
+        f"{100 * result.runs[-1].cached_tokens / result.num_prompt_tokens:.0f} % of the prompts shared"
     )
 
 

@@ -36,10 +36,10 @@ def bold(text: str, stream: TextIO = sys.stdout) -> str:
 
 
 def print_console() -> Any:
-    """A rich console on stdout that does not wrap paths when stdout is no terminal."""
+    """A rich console on stdout, wide enough for tables when stdout is no terminal."""
     from rich.console import Console
 
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 class ByteProgress:
@@ -159,7 +159,7 @@ def open_llm(model: str, settings: dict[str, Any]) -> LLM:
     find_model(model)
     from leafage.llm import LLM
 
-    label = f"loading {model}"
+    label = f"loading {Path(model).name}"
     with ByteProgress(delay=0.7) as progress:
         llm = LLM.from_config(config, on_progress=lambda done, total: progress(label, done, total))
     say(plan_line(llm.build))
@@ -171,7 +171,7 @@ def plan_line(build: Build) -> str:
     plan = build.plan
     many = plan.num_largest_requests
     return (
-        f"{build.model.name}: weights {store.human(plan.weight_bytes)}, "
+        f"{Path(build.model.name).name}: weights {store.human(plan.weight_bytes)}, "
         f"KV pool {plan.kv_tokens:,} tokens ({store.human(plan.kv_bytes)}), "
         f"largest context {plan.max_model_len:,} ({many:,} such request{'s' if many != 1 else ''} at once), "
         f"{build.threads} thread{'s' if build.threads != 1 else ''}"

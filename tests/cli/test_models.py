@@ -45,7 +45,7 @@ def test_show_of_a_path(leafage: Callable, tmp_path: Path) -> None:
 PULL = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[1])
 from tests.store.fakes import make_alias
 from leafage import store, cli
 store.ALIASES["tiny"] = make_alias(Path(sys.argv[2]), [b"GGUF" + bytes(5_000_000)])
@@ -62,7 +62,7 @@ def test_pull_shows_progress_in_a_terminal_and_the_path_on_stdout(tmp_path: Path
         "TERM": "xterm",
         "COLUMNS": "100",
     }
-    command = [sys.executable, "-c", PULL, str(Path(__file__).parents[1]), str(tmp_path / "links")]
+    command = [sys.executable, "-c", PULL, str(Path(__file__).parents[2]), str(tmp_path / "links")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=env, cwd=tmp_path)
     os.close(theirs)
     screen = bytearray()

@@ -142,7 +142,7 @@ def test_unwritable_home(home: Path, alias: store.Alias) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[1])
 from tests.store.fakes import make_alias
 from leafage import store
 import random
@@ -158,7 +158,7 @@ except KeyboardInterrupt:
 
 def start_pull(tmp_path: Path, url: str) -> subprocess.Popen[str]:
     environment = os.environ | {"PIP_INDEX_URL": url + "/simple"}
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1]), str(tmp_path / "scratch")]
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[2]), str(tmp_path / "scratch")]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
     )
