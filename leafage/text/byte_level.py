@@ -1,4 +1,4 @@
-"""GPT-2's byte alphabet: each byte stands in the vocabulary as one printable character."""
+"""Bytes in vocabularies: GPT-2's alphabet of one printable character per byte, and `<0xNN>`."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def token_to_bytes(text: str) -> bytes:
         return bytes([BYTE_OF_CHAR[char] for char in text])
     except KeyError:
         return text.encode(errors="replace")
+
+
+def byte_of(text: str) -> int | None:
+    """The byte that a `<0xNN>` token stands for, or None for other tokens."""
+    if len(text) != 6 or not text.startswith("<0x") or text[5] != ">":
+        return None
+    try:
+        return int(text[3:5], 16)
+    except ValueError:
+        return None

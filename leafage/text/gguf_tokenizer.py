@@ -12,7 +12,7 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from leafage.errors import ModelFileError, UnsupportedError
-from leafage.text.byte_level import token_to_bytes
+from leafage.text.byte_level import byte_of, token_to_bytes
 from leafage.text.gguf_vocab import GgufVocab, TokenType, read_vocab
 from leafage.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from leafage.text.special import LITERAL_MARK, TokenFinder
@@ -52,11 +52,19 @@ def build(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "eos_id": vocab.eos_id,
         "eos_ids": vocab.eos_ids,
         "special_ids": vocab.special_ids,
-        "add_bos": add_bos if vocab.add_bos is None else bool(vocab.add_bos),
-        "add_eos": add_eos if vocab.add_eos is None else bool(vocab.add_eos),
+        "prefix": _added("BOS", add_bos if vocab.add_bos is None else bool(vocab.add_bos), vocab.bos_id),
+        "suffix": _added("EOS", add_eos if vocab.add_eos is None else bool(vocab.add_eos), vocab.eos_id),
         "strip_space": add_space or vocab.merge_spaces,
         "chat_template": metadata.get("tokenizer.chat_template"),
     }
+
+
+def _added(name: str, wanted: bool, token_id: int | None) -> list[int]:
+    if wanted and token_id is None:
+        raise ModelFileError(
+            f"the tokenizer asks for {name} but declares no such id", remedy="correct the model's metadata"
+        )
+    return [token_id] if wanted and token_id is not None else []
 
 
 class _Encoder:
@@ -191,8 +199,8 @@ def _token_bytes(vocab: GgufVocab) -> Callable[[int], bytes]:
 
     def token_bytes(token_id: int) -> bytes:
         text, kind = tokens[token_id], types[token_id]
-        if kind == TokenType.BYTE:
-            return bytes([int(text[3:5], 16)])
+        if kind == TokenType.BYTE and (byte := byte_of(text)) is not None:
+            return bytes([byte])
         if kind == TokenType.UNUSED:
             return b""
         if kind != TokenType.NORMAL:

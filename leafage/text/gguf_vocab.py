@@ -111,7 +111,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> GgufVocab:
 
     def id_of(key: str, default: int | None) -> int | None:
         value = metadata.get(_PREFIX + key + "_token_id")
-        if value is None:
+        if value is None or value in (-1, 0xFFFFFFFF):  # -1, written as unsigned, means none
             return default if default is not None and default < size else None
         if not 0 <= int(value) < size:
             raise ModelFileError(

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import normalizers
 
 from leafage.errors import ModelFileError, UnsupportedError
-from leafage.text.byte_level import token_to_bytes
+from leafage.text.byte_level import byte_of, token_to_bytes
 from leafage.text.special import LITERAL_MARK, named_end_ids
 
 
@@ -43,7 +43,7 @@ def build(folder: Path) -> dict[str, Any]:
     for value in (eos, generation.get("eos_token_id"), model_config.get("eos_token_id")):
         ends.update(value if isinstance(value, list) else [] if value is None else [value])
 
-    empty = engine.encode("", add_special_tokens=True).ids
+    prefix, suffix = _added(engine, config, bos, eos)
     token_bytes, strip_space = _decoder(engine, tokens, frozenset(added))
     return {
         "encoder": _Encoder(engine),
@@ -53,12 +53,32 @@ def build(folder: Path) -> dict[str, Any]:
         "eos_id": eos,
         "eos_ids": frozenset(ends),
         "special_ids": frozenset(special),
-        # The post-processor is the declaration: it writes BOS and EOS around an empty text too.
-        "add_bos": bos is not None and empty[:1] == [bos],
-        "add_eos": eos is not None and empty[-1:] == [eos] and (len(empty) > 1 or eos != bos),
+        "prefix": prefix,
+        "suffix": suffix,
         "strip_space": strip_space,
         "chat_template": _chat_template(folder, config),
     }
+
+
+def _added(
+    engine: Engine, config: dict[str, Any], bos: int | None, eos: int | None
+) -> tuple[list[int], list[int]]:
+    """What the post-processor writes before and after a text.
+
+    For Llama and Gemma classes transformers rebuilds it from `add_bos_token` and `add_eos_token`, so there
+    these win.
+    """
+    bare = engine.encode("a", add_special_tokens=False).ids
+    full = engine.encode("a", add_special_tokens=True).ids
+    start = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
+    prefix, suffix = full[:start], full[start + len(bare) :]
+    if str(config.get("tokenizer_class", "")).startswith(("Llama", "CodeLlama", "Gemma")):
+        for key, token_id in (("add_bos_token", bos), ("add_eos_token", eos)):
+            wanted = config.get(key)
+            if isinstance(wanted, bool) and token_id is not None:
+                ids = [token_id] if wanted else []
+                prefix, suffix = (ids, suffix) if key == "add_bos_token" else (prefix, ids)
+    return prefix, suffix
 
 
 class _Encoder:
@@ -165,11 +185,8 @@ def _decoder(engine: Engine, tokens: list[str], added: frozenset[int]) -> tuple[
         text = tokens[token_id]
         if token_id in added:
             return text.encode(errors="replace")
-        if byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            try:
-                return bytes([int(text[3:5], 16)])
-            except ValueError:
-                pass
+        if byte_fallback and (byte := byte_of(text)) is not None:
+            return bytes([byte])
         for old, new in replacements:
             if old:
                 text = text.replace(old, new)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from leafage.errors import InvalidParameterError, ModelFileError
+from leafage.errors import InvalidParameterError
 from leafage.text.detokenizer import Detokenizer, PieceTable
 from leafage.text.special import TokenFinder, protect
 
@@ -25,8 +25,8 @@ class Tokenizer:
         bos_id: the beginning-of-sequence id, or None.
         eos_ids: every id that ends a generation (eos, eot, eom, generation_config's, well-known names).
         special_ids: control tokens: never in user text, skipped by `decode`.
-        add_bos: whether `encode` puts BOS in front, as the file declares.
-        add_eos: whether `encode` puts EOS at the end, as the file declares.
+        prefix: ids that `encode` puts in front as the file declares: BOS, or nothing, or a model's own.
+        suffix: ids that `encode` puts at the end as the file declares.
         eos_id: the declared end-of-sequence id, or None.
         chat_template: Jinja source, or None.
     """
@@ -41,17 +41,11 @@ class Tokenizer:
         eos_id: int | None,
         eos_ids: frozenset[int],
         special_ids: frozenset[int],
-        add_bos: bool,
-        add_eos: bool,
+        prefix: list[int],
+        suffix: list[int],
         strip_space: bool,
         chat_template: str | None,
     ) -> None:
-        for flag, token_id, name in ((add_bos, bos_id, "BOS"), (add_eos, eos_id, "EOS")):
-            if flag and token_id is None:
-                raise ModelFileError(
-                    f"the tokenizer asks for {name} but declares no such id",
-                    remedy="correct the model's metadata",
-                )
         self._encoder = encoder
         self._tokens = tokens
         self._pieces = PieceTable(len(tokens), token_bytes)
@@ -62,8 +56,8 @@ class Tokenizer:
         self.eos_id = eos_id
         self.eos_ids = eos_ids
         self.special_ids = special_ids
-        self.add_bos = add_bos
-        self.add_eos = add_eos
+        self.prefix = prefix
+        self.suffix = suffix
         self.chat_template = chat_template
 
     @classmethod
@@ -90,6 +84,11 @@ class Tokenizer:
 
         return cls(**build(Path(folder)))
 
+    @property
+    def add_bos(self) -> bool:
+        """Whether `encode` puts BOS in front."""
+        return self.prefix[:1] == [self.bos_id]
+
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of a text.
 
@@ -108,10 +107,10 @@ class Tokenizer:
             )
         ids = self._encoder(text, parse_special)
         if add_special:
-            if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-                ids = [self.bos_id, *ids]
-            if self.add_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
-                ids = [*ids, self.eos_id]
+            if ids[: len(self.prefix)] != self.prefix:
+                ids = self.prefix + ids
+            if ids[len(ids) - len(self.suffix) :] != self.suffix:
+                ids = ids + self.suffix
         return ids
 
     def decode(

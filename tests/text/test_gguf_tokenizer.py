@@ -25,7 +25,7 @@ def check_against_llama_cpp(
             expected = without_double(
                 ids,
                 tokenizer.bos_id if add and tokenizer.add_bos else None,
-                tokenizer.eos_id if add and tokenizer.add_eos else None,
+                tokenizer.eos_id if add and tokenizer.suffix else None,
             )
             assert tokenizer.encode(text, add_special=add, parse_special=parse) == expected, (
                 text,
@@ -126,6 +126,7 @@ def test_t04_bos_is_none_where_the_file_declares_none() -> None:
     tokenizer = Tokenizer.from_gguf(byte_level(bos_token_id=None, eos_token_id=None))
     assert tokenizer.bos_id is None
     assert tokenizer.eos_ids == {IM_END, END_OF_TEXT}
+    assert Tokenizer.from_gguf(byte_level(bos_token_id=0xFFFFFFFF)).bos_id is None  # -1 in an unsigned field
     with pytest.raises(ModelFileError, match="BOS"):
         Tokenizer.from_gguf(byte_level(bos_token_id=None, add_bos_token=True))
 

@@ -90,17 +90,38 @@ def test_what_the_files_declare(tmp_path: Path) -> None:
     )
     tokenizer = Tokenizer.from_hf(folder)
     assert tokenizer.vocab_size == 264
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos, tokenizer.add_eos) == (
-        260,
-        261,
-        True,
-        False,
-    )
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (260, 261)
+    assert (tokenizer.prefix, tokenizer.suffix, tokenizer.add_bos) == ([260], [], True)
     assert tokenizer.eos_ids == {7, 261, 262}  # the list, </s>, and <|eot|> by its name
     assert tokenizer.special_ids == {260, 261, 262}
     assert tokenizer.chat_template == CONFIG["chat_template"]
     assert tokenizer.encode("hello") == [260, 259]
     assert tokenizer.encode("<s>hello", parse_special=True) == [260, 259], "never two BOS"
+
+
+@pytest.mark.parametrize(
+    ("config", "prefix", "suffix"),
+    [
+        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": False, "add_eos_token": True}, [], [261]),
+        ({"tokenizer_class": "GemmaTokenizer"}, [260], []),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False}, [260], []),
+    ],
+)
+def test_bos_and_eos_as_transformers_adds_them(
+    tmp_path: Path, config: dict[str, Any], prefix: list[int], suffix: list[int]
+) -> None:
+    folder = save(tmp_path, byte_level_engine(), tokenizer_config={**CONFIG, **config})
+    assert Tokenizer.from_hf(folder).encode("hello") == [*prefix, 259, *suffix]
+
+
+def test_a_post_processor_may_write_more_than_bos(tmp_path: Path) -> None:
+    engine = byte_level_engine()
+    engine.post_processor = processors.TemplateProcessing(
+        "<think> <s> $A </s>", special_tokens=[("<think>", 263), ("<s>", 260), ("</s>", 261)]
+    )
+    tokenizer = Tokenizer.from_hf(save(tmp_path, engine, tokenizer_config=CONFIG))
+    assert tokenizer.encode("hello") == [263, 260, 259, 261]
+    assert tokenizer.encode("") == [263, 260, 261]
 
 
 def test_ids_come_from_config_json_where_the_tokenizer_is_silent(tmp_path: Path) -> None:
