@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.rig import Rig, make_rig
 
 from leafage import LLM, InvalidParameterError, RequestError, SamplingParams, TemplateError
 from leafage.build import Build, MemoryPlan, ModelInfo
 from leafage.config import EngineConfig
 from leafage.errors import ExecutorError
+from tests.engine.rig import Rig, make_rig
 
 SHORT = SamplingParams(max_tokens=20)
 ENDLESS = SamplingParams(max_tokens=9000)
@@ -289,11 +289,10 @@ def test_close_ends_calls_of_other_threads() -> None:
 def test_a_script_that_ends_without_close_ends() -> None:
     """The engine's thread must not keep the interpreter, nor crash it."""
     code = (
-        "from engine.rig import make_rig; from test_llm import llm_over, endless, ENDLESS;"
+        "from tests.test_llm import llm_over, endless, ENDLESS;"
         "llm = llm_over(endless()); s = llm.stream('abc', ENDLESS); next(s); print('done')"
     )
-    tests = Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, check=False
     )

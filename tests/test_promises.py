@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from promises import Witness, engine, mixed_params, random_prompts, salted, tokens_of
 
 from leafage import LLM, SamplingParams
 from leafage.build import Assets, load_assets
 from leafage.config import EngineConfig
+from tests.promises import Witness, engine, mixed_params, random_prompts, salted, tokens_of
 
 pytestmark = pytest.mark.real_model
 
