@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,18 @@ def test_close_joins_the_thread_and_refuses_later_calls(rig: Rig) -> None:
     for call in (lambda: llm.generate("abc"), lambda: llm.stream("abc"), llm.stats):
         with pytest.raises(RequestError, match="closed"):
             call()
+
+
+def test_close_lets_the_model_go_even_if_streams_are_kept() -> None:
+    rig = make_rig("hello")
+    llm = llm_over(rig)
+    stream = llm.stream("abc")
+    list(stream)
+    executor = weakref.ref(rig.executor)
+    del rig
+    llm.close()
+    assert executor() is None
+    stream.close()
 
 
 def test_a_dropped_llm_stops_its_thread(rig: Rig) -> None:

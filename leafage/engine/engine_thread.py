@@ -96,6 +96,7 @@ class EngineThread:
             self._dead = error
         finally:
             self._end_all()
+            del self._engine, self._outputs  # whoever still holds this object holds no model
 
     def _next_commands(self) -> bool:
         """Run what was asked for, sleeping while there is nothing to do. False when it is time to stop."""
