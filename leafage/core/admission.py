@@ -54,21 +54,22 @@ def fitting_max_tokens(request: Request, kv: KVManager, *, max_seqs: int, max_mo
             limit=f"{capacity} tokens for prompt and output together",
             remedy="shorten the prompt or enlarge the KV cache",
         )
+    fitting = min(room, longest)
     if params.max_tokens is None:
-        return min(room, longest)
+        return fitting
     if params.max_tokens > room:
         raise RequestTooLargeError(
             "prompt and max_tokens exceed the context",
             value=f"{num_prompt} prompt tokens + max_tokens {params.max_tokens}",
             limit=f"{max_model_len} (max_model_len)",
-            remedy=f"set max_tokens to at most {room}, or leave it unset",
+            remedy=f"set max_tokens to at most {fitting}, or leave it unset",
         )
     if params.max_tokens > longest:
         raise RequestTooLargeError(
             "prompt and max_tokens exceed the KV cache",
             value=f"{num_prompt} prompt tokens + max_tokens {params.max_tokens}{many}",
             limit=f"{capacity} tokens",
-            remedy=f"set max_tokens to at most {longest}, or leave it unset, or enlarge the KV cache",
+            remedy=f"set max_tokens to at most {fitting}, or leave it unset, or enlarge the KV cache",
         )
     return params.max_tokens
 

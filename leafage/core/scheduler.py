@@ -255,7 +255,8 @@ class Scheduler:
         if end - chunk.end > budget:
             end = chunk.end + budget
             aligned = end - end % self.kv.block_size
-            end = aligned if aligned > chunk.end else end
+            if aligned > chunk.end or chunk.end > chunk.start:
+                end = max(aligned, chunk.end)
         gained = end - chunk.end
         if gained:
             chunk.end = seq.num_planned = end

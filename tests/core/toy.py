@@ -198,9 +198,10 @@ class Loop:
         vocab_size: int = 50,
         strict: bool = True,
         check: bool = True,
+        block_order: list[int] | None = None,
         **options: object,
     ) -> None:
-        self.kv = KVManager(num_blocks, block_size, prefix_index)
+        self.kv = KVManager(num_blocks, block_size, prefix_index, block_order=block_order)
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=max_num_seqs,
