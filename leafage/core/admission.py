@@ -75,16 +75,14 @@ def fitting_max_tokens(request: Request, kv: KVManager, *, max_seqs: int, max_mo
 
 
 def growth_left(request: Request, kv: KVManager) -> int:
-    """Blocks that a gang may still ask for at worst, beyond those of its known tokens."""
+    """Blocks that a gang may still ask for at worst: beyond those it holds or, waiting, gets at admission."""
     num_prompt = len(request.prompt_token_ids)
     most = kv.blocks_for(num_prompt + request.max_tokens - 1)
-    unforked = request.params.n - len(request.sequences)
-    copies = len(request.live) - 1
-    return (
-        sum(max(0, most - kv.blocks_for(len(seq.tokens))) for seq in request.live)
-        + unforked * (most - num_prompt // kv.block_size)
-        + copies
-    )
+    left = request.params.n - len(request.sequences)  # not forked yet
+    growth = left * (most - num_prompt // kv.block_size)
+    for seq in request.live:
+        growth += most - (len(seq.block_table) or kv.blocks_for(len(seq.tokens)))
+    return growth + len(request.live) - 1  # the copies of a shared, partly filled block
 
 
 def victim_for(requester: Request, running: Sequence[Request], step: int, max_preemptions: int) -> Request:

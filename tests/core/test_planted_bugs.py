@@ -1,0 +1,285 @@
+"""Bugs planted on purpose: each must be caught, by `check()` or by an answer that differs.
+
+A net that never catches anything proves nothing. `BY_ANSWERS` run without any check, so that only the tokens
+can tell.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leafage.core import admission, scheduler
+from leafage.core.block_pool import BlockPool
+from leafage.core.block_store import BlockStore
+from leafage.core.claims import Claims
+from leafage.core.kv_manager import KVManager
+from leafage.core.radix_tree import Node, RadixTree, common_run
+from leafage.core.request import Request, Sequence
+from leafage.core.roster import Roster
+from tests.core.world import Rates, World
+
+NUM_WORLDS = 150
+RATES = Rates(fail=0.03)
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def fork_without_count(patch: pytest.MonkeyPatch) -> None:
+    fork = KVManager.fork
+
+    def bad(self: KVManager, parent: Sequence, child: Sequence) -> None:
+        fork(self, parent, child)
+        for block in child.block_table:
+            self.store.drop(block)
+
+    patch.setattr(KVManager, "fork", bad)
+
+
+def lost_count(patch: pytest.MonkeyPatch) -> None:
+    """An attached block is not counted."""
+    patch.setattr(BlockStore, "hold", lambda self, block: None)
+
+
+def leaked_count(patch: pytest.MonkeyPatch) -> None:
+    """The copies of a step keep their source for ever."""
+
+    def bad(self: BlockStore) -> None:
+        self._pending.clear()
+        for copy in self.copies:
+            self.drop(copy.dst)
+        self.copies = []
+        self.in_step = False
+
+    patch.setattr(BlockStore, "_end", bad)
+
+
+def write_to_a_shared_block(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KVManager, "_shared_block", lambda self, seq: None)
+
+
+def stale_tree_entry(patch: pytest.MonkeyPatch) -> None:
+    """An evicted block can still be found by its tokens."""
+
+    def bad(self: RadixTree, node: Node) -> None:
+        assert node.parent is not None
+        children, keys = dict(node.parent.children), list(node.parent.keys)
+        detach(self, node)
+        node.parent.children.update(children)
+        node.parent.keys[:] = keys
+
+    detach = RadixTree.detach
+    patch.setattr(RadixTree, "detach", bad)
+
+
+def double_free(patch: pytest.MonkeyPatch) -> None:
+    release = KVManager.release
+
+    def bad(self: KVManager, seq: Sequence, *, keep_tail: bool) -> None:
+        last = seq.block_table[-1]
+        release(self, seq, keep_tail=keep_tail)
+        if self.store.pool.ref_count[last] == 0:
+            self.store.pool._free.append(last)
+
+    patch.setattr(KVManager, "release", bad)
+
+
+def off_by_one_at_a_full_block(patch: pytest.MonkeyPatch) -> None:
+    """A block is published one token before it is full."""
+    publish = KVManager.publish
+
+    def bad(self: KVManager, seq: Sequence, end: int) -> None:
+        publish(self, seq, min(end + 1, len(seq.block_table) * self.block_size, len(seq.tokens)))
+
+    patch.setattr(KVManager, "publish", bad)
+
+
+def room_for_one_token_less(patch: pytest.MonkeyPatch) -> None:
+    grow = KVManager.grow
+    patch.setattr(KVManager, "grow", lambda self, seq, end: grow(self, seq, end - 1))
+
+
+def copy_of_one_slot_too_many(patch: pytest.MonkeyPatch) -> None:
+    copy_head = KVManager._copy_head
+    patch.setattr(
+        KVManager, "_copy_head", lambda self, seq, source, run: copy_head(self, seq, source, run + 1)
+    )
+
+
+def pending_block_copied(patch: pytest.MonkeyPatch) -> None:
+    """A block that is being computed in this step serves as the source of a copy."""
+
+    def bad(self: RadixTree, node: Node, tokens: tuple[int, ...]) -> tuple[Node, int] | None:
+        runs = [(common_run(key, tokens), key) for key in node.keys]
+        best = max(runs, default=(0, ()))
+        return (node.children[best[1]], best[0]) if best[0] else None
+
+    def copy(self: BlockStore, src: int, dst: int, num_slots: int) -> None:
+        node, self._nodes[src] = self._nodes[src], None  # blind the assertion
+        original(self, src, dst, num_slots)
+        self._nodes[src] = node
+
+    original = BlockStore.copy
+    patch.setattr(RadixTree, "longest_run", bad)
+    patch.setattr(BlockStore, "copy", copy)
+
+
+def computed_slot_written_again(patch: pytest.MonkeyPatch) -> None:
+    """A duplicate is replaced by the index's block, but its slots are written nevertheless."""
+    publish = KVManager.publish
+
+    def bad(self: KVManager, seq: Sequence, end: int) -> None:
+        before = seq.write_from
+        publish(self, seq, end)
+        seq.write_from = before
+
+    patch.setattr(KVManager, "publish", bad)
+
+
+def evict_in_use(patch: pytest.MonkeyPatch) -> None:
+    """A node that a sequence attaches stays evictable."""
+
+    def bad(self: RadixTree, node: Node) -> None:
+        assert node.stamp is not None
+
+    patch.setattr(RadixTree, "set_held", bad)
+    patch.setattr(RadixTree, "set_idle", lambda self, node, step: node.stamp or set_idle(self, node, step))
+
+
+set_idle = RadixTree.set_idle
+
+
+def failed_step_stays_published(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockStore, "undo", BlockStore.commit)
+
+
+def bad_row_stays_published(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KVManager, "discard", lambda self, seq: [])
+
+
+def victim_had_its_turn(patch: pytest.MonkeyPatch) -> None:
+    """A gang whose rows are already listed loses its blocks."""
+    victim_for = admission.victim_for
+
+    def bad(requester: Request, running: list[Request], step: int, most: int) -> Request:
+        first = running[0]
+        return first if first.visited == step else victim_for(requester, running, step, most)
+
+    patch.setattr(scheduler, "victim_for", bad)
+
+
+def claims_outlive_their_holder(patch: pytest.MonkeyPatch) -> None:
+    drop = Claims.drop
+
+    def bad(self: Claims, seq: Sequence) -> None:
+        if seq.num_computed < seq.num_prompt_tokens // 2:
+            drop(self, seq)
+
+    patch.setattr(Claims, "drop", bad)
+
+
+def salts_share(patch: pytest.MonkeyPatch) -> None:
+    match = RadixTree.match
+
+    def bad(self: RadixTree, salt: str, tokens: list[int], max_tokens: int) -> list[Node]:
+        return max((match(self, other, tokens, max_tokens) for other in ("", "other")), key=len)
+
+    patch.setattr(RadixTree, "match", bad)
+
+
+def preempted_request_is_lost(patch: pytest.MonkeyPatch) -> None:
+    stop = Roster.stop
+
+    def bad(self: Roster, request: Request) -> None:
+        stop(self, request)
+        self.waiting.remove(request)
+
+    patch.setattr(Roster, "stop", bad)
+
+
+def follower_runs_ahead(patch: pytest.MonkeyPatch) -> None:
+    """A member of a resumed gang does not wait for the leader that computes their prompt."""
+
+    def bad(self: KVManager, seq: Sequence, leader: Sequence) -> bool:
+        shared = seq.num_prompt_tokens // self.block_size * self.block_size
+        if seq.num_computed < shared:
+            seq.num_computed = seq.num_planned = seq.write_from = shared
+        return True
+
+    patch.setattr(KVManager, "follow", bad)
+
+
+def free_block_handed_out_twice(patch: pytest.MonkeyPatch) -> None:
+    def bad(self: BlockPool) -> int:
+        block = self._free[-1]
+        if random.Random(block + len(self._free)).random() < 0.95 or len(self._free) == 1:
+            self._free.pop()
+        self.ref_count[block] = 1
+        return block
+
+    patch.setattr(BlockPool, "take", bad)
+
+
+BY_CHECK: list[Plant] = [
+    fork_without_count,
+    lost_count,
+    leaked_count,
+    write_to_a_shared_block,
+    stale_tree_entry,
+    double_free,
+    off_by_one_at_a_full_block,
+    room_for_one_token_less,
+    copy_of_one_slot_too_many,
+    pending_block_copied,
+    computed_slot_written_again,
+    evict_in_use,
+    failed_step_stays_published,
+    bad_row_stays_published,
+    victim_had_its_turn,
+    claims_outlive_their_holder,
+    salts_share,
+    preempted_request_is_lost,
+    follower_runs_ahead,
+    free_block_handed_out_twice,
+]
+BY_ANSWERS: list[Plant] = [
+    fork_without_count,
+    write_to_a_shared_block,
+    stale_tree_entry,
+    double_free,
+    off_by_one_at_a_full_block,
+    copy_of_one_slot_too_many,
+    pending_block_copied,
+    evict_in_use,
+    failed_step_stays_published,
+    bad_row_stays_published,
+    follower_runs_ahead,
+]
+
+
+def caught(**options: Any) -> BaseException | None:
+    """What stops one of many random worlds, if anything does."""
+    for seed in range(NUM_WORLDS):
+        try:
+            World(random.Random(seed), RATES, **options).run(60)
+        except (AssertionError, LookupError, ValueError) as error:
+            return error
+    return None
+
+
+@pytest.mark.parametrize("plant", BY_CHECK, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert caught() is not None
+
+
+@pytest.mark.parametrize("plant", BY_ANSWERS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_changes_an_answer(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert caught(strict=False, check=False) is not None
+
+
+def test_without_a_bug_nothing_is_caught() -> None:
+    assert caught(strict=False, check=False) is None
