@@ -26,8 +26,8 @@ class PagedSequence:
         self.num_computed = 0
         self.table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
 
-    def extend(self, tokens: list[int], *, all_logits: bool = True) -> np.ndarray:
-        """Logits of these tokens, [len(tokens), vocab]; or of the last one, [1, vocab]."""
+    def extend(self, tokens: list[int], logit_rows: list[int] | None = None) -> np.ndarray:
+        """Logits [rows, vocab] of these tokens, or of those of them that `logit_rows` (ascending) picks."""
         count = len(tokens)
         positions = np.arange(self.num_computed, self.num_computed + count, dtype=np.int32)
         slots = self.table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
@@ -44,10 +44,11 @@ class PagedSequence:
             item_starts=ints(self.num_computed),
             table_offsets=ints(0),
             tables=self.table,
-            logit_rows=np.arange(0 if all_logits else count - 1, count, dtype=np.int32),
+            logit_rows=np.array(range(count) if logit_rows is None else logit_rows, np.int32),
         )
         self.num_computed += count
-        return np.concatenate([logits.copy() for _, logits in self.program.forward(inputs)])
+        parts = [logits.copy() for _, logits in self.program.forward(inputs)]
+        return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 
     def extend_in(self, chunks: list[int], tokens: list[int]) -> np.ndarray:
         """Logits of all `tokens`, computed in steps of these lengths and a last one with the rest."""
@@ -59,9 +60,9 @@ class PagedSequence:
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """`count` greedy tokens after `prompt`."""
-        tokens = [int(self.extend(prompt, all_logits=False).argmax())]
+        tokens = [int(self.extend(prompt, [len(prompt) - 1]).argmax())]
         while len(tokens) < count:
-            tokens.append(int(self.extend(tokens[-1:], all_logits=False).argmax()))
+            tokens.append(int(self.extend(tokens[-1:]).argmax()))
         return tokens
 
 
