@@ -112,11 +112,13 @@ class Scheduler:
         Sets arrival, max_tokens, seed and first sequence. From here on it ends with an answer or an error.
 
         Raises:
-            InvalidParameterError: an empty prompt, or an id that is in use.
+            InvalidParameterError: an empty prompt, an id that is in use, or a request that was added before.
             RequestTooLargeError: it could never run, however long it waited.
         """
         if self.roster.get(request.request_id) is not None:
             raise InvalidParameterError("the request id is in use", value=request.request_id)
+        if request.sequences:
+            raise InvalidParameterError("the request was added before", value=request.request_id)
         if not request.prompt_token_ids:
             raise InvalidParameterError("the prompt is empty", remedy="give at least one token")
         request.max_tokens = fitting_max_tokens(
@@ -131,7 +133,6 @@ class Scheduler:
             request.eos_token_ids = frozenset()
         request.arrival = self._next_arrival
         self._next_arrival += 1
-        request.sequences = []
         self._new_sequence(request)
         self.roster.add(request)
 
@@ -239,7 +240,7 @@ class Scheduler:
                 continue
             if request.params.prompt_logprobs is None:
                 gained = kv.advance(seq)
-                if request.num_preemptions == 0:
+                if request.num_preemptions == 0 and not request.counted:
                     request.num_cached = (request.num_cached or 0) + gained
                 if kv.must_yield(seq):
                     continue
@@ -346,12 +347,12 @@ class Scheduler:
         assert batch is self._in_flight, "this batch is not the one in flight"
         assert len(output.items) == len(batch.items), "one ItemOutput per item"
         deltas: list[Delta] = []
-        dropped = self._drop_untrusted(output, deltas)
+        dropped = self._drop_untrusted(output, deltas).union(self._aborting)
         self.kv.commit()
         self._in_flight = None
         for chunk, result in zip(self._chunks, output.items, strict=True):
             request, seq = chunk.request, chunk.seq
-            if dropped and request.request_id in dropped:
+            if request.request_id in dropped:
                 continue
             seq.num_computed = chunk.end
             if request.prefilling:
@@ -463,7 +464,7 @@ class Scheduler:
         self._released.append(seq.seq_id)
 
     def _end(self, request: Request, reason: FinishReason) -> list[Delta]:
-        """End all live sequences of a request, running or waiting."""
+        """End all live sequences of a request, running or waiting. An aborted one is not reported."""
         deltas = []
         for seq in request.live:
             if request.status is RequestStatus.RUNNING:
@@ -471,7 +472,7 @@ class Scheduler:
             seq.finish = reason
             deltas.append(Delta(request.request_id, seq.index, [], reason, [], request.num_cached or 0))
         self._finish(request, reason)
-        return deltas
+        return [] if request.request_id in self._aborting else deltas
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.roster.remove(request)

@@ -149,6 +149,9 @@ def test_an_empty_prompt_and_an_id_in_use_are_refused() -> None:
     loop.add([1], "x")
     with pytest.raises(InvalidParameterError, match="in use"):
         loop.add([1], "x")
+    loop.run()
+    with pytest.raises(InvalidParameterError, match="added before"):
+        loop.scheduler.add(loop.requests["x"])
 
 
 @pytest.mark.parametrize(("max_model_len", "expected"), [(60, 40 - 10 + 1), (30, 20)])
@@ -342,7 +345,7 @@ def test_abort_frees_everything_in_every_state(state: str) -> None:
     assert not loop.scheduler.abort("gone") and not loop.scheduler.abort("never seen")
     if batch is not None:
         deltas = loop.scheduler.update(batch, loop.executor.execute(batch))
-        assert all(delta.tokens for delta in deltas)
+        assert {delta.request_id for delta in deltas} == {"keep"}, "an aborted request is not reported"
         loop.record(deltas)
     loop.verify()
     assert loop.scheduler.roster.get("gone") is None
