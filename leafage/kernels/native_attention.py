@@ -201,5 +201,6 @@ def _check_range(name: str, array: np.ndarray, low: int, high: int | np.ndarray)
 def _check_threads(num_threads: int, variant: str) -> None:
     if num_threads < 1:
         raise ValueError(f"expected num_threads >= 1, got {num_threads}")
-    if variant and variant not in _native.variants():
-        raise ValueError(f"expected a variant of {_native.variants()}, got {variant!r}")
+    known = [*_native.variants(), *_native.attention_variants()]
+    if variant and variant not in known:
+        raise ValueError(f"expected a variant of {known}, got {variant!r}")

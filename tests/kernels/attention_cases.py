@@ -15,7 +15,7 @@ def int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequences:
     """K, V (bf16 bits [length, num_kv_heads, head_dim]) and queries (float32 [length, num_heads * head_dim])
     of all positions of some sequences."""

@@ -6,6 +6,15 @@
 
 namespace leafage {
 
+bool bf16_dot_is_fast() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
 // Private scratch per thread: the largest need of any op (linear_layout.h has that of the matrix products).
 size_t worker_scratch_bytes() { return std::max(attention_scratch_bytes(), size_t(1) << 20); }
 

@@ -26,6 +26,10 @@ namespace leafage {
 constexpr int kPartition = 16 * kTile;
 constexpr int kMaxHeadDim = 256;
 
+// Whether attention should use bf16 dot products on this CPU (AVX-512 only): AMD issues one or two per cycle,
+// Intel one in two cycles, where two float FMAs do twice the work.
+bool bf16_dot_is_fast();
+
 // 16-bit values of one block of one layer.
 static inline size_t kv_block_values(int block_size, int num_kv_heads, int head_dim) {
     return size_t(2) * num_kv_heads * block_size * head_dim;

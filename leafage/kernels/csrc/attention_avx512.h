@@ -1,4 +1,5 @@
-// Scores and weighted values with bf16 dot products: operands are bf16 pairs, sums are float.
+// Scores and weighted values in 512-bit registers, two ways: with bf16 dot products (one per cycle on AMD) and
+// with K and V widened to float (Intel runs a dot product at a quarter of the rate of two FMAs).
 #pragma once
 #include <immintrin.h>
 
@@ -7,89 +8,160 @@
 
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
-namespace attend {
 
-using Operand = uint16_t;
-constexpr int kScoreRows = 8;  // rows at a time, registers permitting
-constexpr int kValueRows = 6;
-constexpr int kValueBlocks = 4;  // blocks of 16 values of head_dim at a time
+// Operands are bf16 pairs, sums are float.
+struct Dot {
+    using Operand = uint16_t;
+    static constexpr int kScoreRows = 8, kValueRows = 6;
+    static constexpr int score_tiles(int rows) { return rows <= 4 ? 4 : 2; }
+    static constexpr int value_blocks(int) { return 4; }
 
-static inline void store_operands(Operand* p, simd::V16 x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
-}
-
-static inline __m512bh pair(const Operand* p) {
-    int32_t x;
-    std::memcpy(&x, p, 4);
-    return (__m512bh)_mm512_set1_epi32(x);
-}
-
-// s[m][tile n] = q[m] . K for NT tiles at a time; dot products run along head_dim in pairs.
-template <int MR, int NT>
-static inline void score_block(const Operand* q, int head_dim, const uint16_t* const* k, float* s) {
-    __m512 acc[MR][NT];
-#pragma GCC unroll 16
-    for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-        for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_setzero_ps();
-    const uint16_t* kp[NT];
-#pragma GCC unroll 4
-    for (int n = 0; n < NT; ++n) kp[n] = k[n];
-    for (int d = 0; d < head_dim; d += 2) {
-        __m512bh kv[NT];
-#pragma GCC unroll 4
-        for (int n = 0; n < NT; ++n) kv[n] = (__m512bh)_mm512_loadu_si512(kp[n] + d * kTile);
-#pragma GCC unroll 16
-        for (int m = 0; m < MR; ++m) {
-            __m512bh qv = pair(q + m * head_dim + d);
-#pragma GCC unroll 4
-            for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], kv[n], qv);
-        }
+    static void store(Operand* p, simd::V16 x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
     }
-#pragma GCC unroll 16
-    for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-        for (int n = 0; n < NT; ++n) _mm512_storeu_ps(s + m * kScoreStride + n * kTile, acc[m][n]);
-}
 
-// out[m][j] = merge(out[m][j], sum over tokens p[m] * V) for ND blocks of 16 values; keep == null: no merge.
-// p rows are kScoreStride floats apart.
-template <int MR, int ND>
-static inline void value_block(const Operand* p, const uint16_t* const* v, int tiles, int column, int head_dim,
-                               float* out, int ldo, const float* keep, const float* take) {
-    __m512 acc[MR][ND];
+    template <int MR, int NT, bool kAhead>
+    static void scores(const Operand* q, int head_dim, const uint16_t* const* k, const Ahead& ahead, float* s) {
+        __m512 acc[MR][NT];
 #pragma GCC unroll 16
-    for (int m = 0; m < MR; ++m)
+        for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-        for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_setzero_ps();
-    for (int t = 0; t < tiles; ++t) {
-        const uint16_t* vt = v[t] + column * 2;
-        const Operand* pt = p + t * kTile;
-        for (int i = 0; i < kTile; i += 2) {
-            __m512bh vv[ND];
+            for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_setzero_ps();
+        for (int d = 0; d < head_dim; d += 2) {
+            if (kAhead) ahead.fetch<NT>(d * kTile);
+            __m512bh kv[NT];
 #pragma GCC unroll 4
-            for (int n = 0; n < ND; ++n) vv[n] = (__m512bh)_mm512_loadu_si512(vt + i * head_dim + n * 32);
+            for (int n = 0; n < NT; ++n) kv[n] = (__m512bh)_mm512_loadu_si512(k[n] + d * kTile);
 #pragma GCC unroll 16
             for (int m = 0; m < MR; ++m) {
-                __m512bh pv = pair(pt + m * (kScoreStride * 2) + i);
+                __m512bh qv = pair(q + m * head_dim + d);
 #pragma GCC unroll 4
-                for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], vv[n], pv);
+                for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], kv[n], qv);
             }
         }
-    }
 #pragma GCC unroll 16
-    for (int m = 0; m < MR; ++m)
+        for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-        for (int n = 0; n < ND; ++n) {
-            float* o = out + m * ldo + column + n * 16;
-            __m512 a = acc[m][n];
-            if (keep != nullptr)
-                a = _mm512_fmadd_ps(_mm512_loadu_ps(o), _mm512_set1_ps(keep[m]),
-                                    _mm512_mul_ps(a, _mm512_set1_ps(take[m])));
-            _mm512_storeu_ps(o, a);
-        }
-}
+            for (int n = 0; n < NT; ++n) _mm512_storeu_ps(s + m * kScoreStride + n * kTile, acc[m][n]);
+    }
 
-}  // namespace attend
+    template <int MR, int ND>
+    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, float* out,
+                       const float* keep, const float* take) {
+        __m512 acc[MR][ND];
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+            for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_setzero_ps();
+        for (int t = 0; t < tiles; ++t)
+            for (int i = 0; i < kTile; i += 2) {
+                __m512bh vv[ND];
+#pragma GCC unroll 4
+                for (int n = 0; n < ND; ++n) vv[n] = (__m512bh)_mm512_loadu_si512(v[t] + i * head_dim + n * 32);
+#pragma GCC unroll 16
+                for (int m = 0; m < MR; ++m) {
+                    __m512bh pv = pair(p + m * (kScoreStride * 2) + t * kTile + i);
+#pragma GCC unroll 4
+                    for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], vv[n], pv);
+                }
+            }
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+            for (int n = 0; n < ND; ++n) merge_store(out + m * head_dim + n * 16, acc[m][n], keep, take, m);
+    }
+
+    static void merge_store(float* out, __m512 x, const float* keep, const float* take, int m) {
+        if (keep != nullptr)
+            x = _mm512_fmadd_ps(_mm512_loadu_ps(out), _mm512_set1_ps(keep[m]),
+                                _mm512_mul_ps(x, _mm512_set1_ps(take[m])));
+        _mm512_storeu_ps(out, x);
+    }
+
+  private:
+    static __m512bh pair(const Operand* p) {
+        int32_t x;
+        std::memcpy(&x, p, 4);
+        return (__m512bh)_mm512_set1_epi32(x);
+    }
+};
+
+// Operands are floats.
+struct Fma {
+    using Operand = float;
+    static constexpr int kScoreRows = 12, kValueRows = 12;
+    static constexpr int score_tiles(int rows) { return rows <= 4 ? 4 : 2; }
+    static constexpr int value_blocks(int rows) { return rows <= 4 ? 4 : 2; }
+
+    static void store(Operand* p, simd::V16 x) { simd::store(p, x); }
+
+    template <int MR, int NT, bool kAhead>
+    static void scores(const Operand* q, int head_dim, const uint16_t* const* k, const Ahead& ahead, float* s) {
+        __m512 acc[MR][NT];
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+            for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_setzero_ps();
+        for (int d = 0; d < head_dim; d += 2) {
+            if (kAhead) ahead.fetch<NT>(d * kTile);
+            Pairs kv[NT];
+#pragma GCC unroll 4
+            for (int n = 0; n < NT; ++n) kv[n] = widen(k[n] + d * kTile);
+#pragma GCC unroll 16
+            for (int m = 0; m < MR; ++m) {
+                __m512 q0 = _mm512_set1_ps(q[m * head_dim + d]), q1 = _mm512_set1_ps(q[m * head_dim + d + 1]);
+#pragma GCC unroll 4
+                for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_fmadd_ps(q0, kv[n].first, acc[m][n]);
+#pragma GCC unroll 4
+                for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_fmadd_ps(q1, kv[n].second, acc[m][n]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+            for (int n = 0; n < NT; ++n) _mm512_storeu_ps(s + m * kScoreStride + n * kTile, acc[m][n]);
+    }
+
+    template <int MR, int ND>
+    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, float* out,
+                       const float* keep, const float* take) {
+        __m512 acc[MR][ND];
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+            for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_setzero_ps();
+        for (int t = 0; t < tiles; ++t)
+            for (int i = 0; i < kTile; i += 2) {
+                Pairs vv[ND];
+#pragma GCC unroll 4
+                for (int n = 0; n < ND; ++n) vv[n] = widen(v[t] + i * head_dim + n * 32);
+                const float* pt = p + t * kTile + i;
+#pragma GCC unroll 16
+                for (int m = 0; m < MR; ++m) {
+                    __m512 p0 = _mm512_set1_ps(pt[m * kScoreStride]), p1 = _mm512_set1_ps(pt[m * kScoreStride + 1]);
+#pragma GCC unroll 4
+                    for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_fmadd_ps(p0, vv[n].first, acc[m][n]);
+#pragma GCC unroll 4
+                    for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_fmadd_ps(p1, vv[n].second, acc[m][n]);
+                }
+            }
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+            for (int n = 0; n < ND; ++n) Dot::merge_store(out + m * head_dim + n * 16, acc[m][n], keep, take, m);
+    }
+
+  private:
+    // 16 pairs of bf16: the first and the second of each as floats.
+    struct Pairs {
+        __m512 first, second;
+    };
+    static Pairs widen(const uint16_t* p) {
+        __m512i x = _mm512_loadu_si512(p);
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
+                _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))))};
+    }
+};
+
 }  // namespace LEAFAGE_ISA_NAMESPACE
 }  // namespace leafage

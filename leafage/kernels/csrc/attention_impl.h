@@ -38,9 +38,10 @@ static void kv_write(const KVWriteArgs& a, Worker& worker) {
     }
 }
 
-static void attention(const AttentionArgs& a, Worker& worker) {
+template <class A>
+static void attention_by(const AttentionArgs& a, Worker& worker) {
     Plan plan(a, worker.count);
-    Attend attend(a, plan, *reinterpret_cast<AttentionScratch*>(worker.scratch));
+    Attend<A> attend(a, plan, *reinterpret_cast<AttentionScratch*>(worker.scratch));
     for (int round = 0; round < plan.num_rounds; ++round) {
         int64_t ticket = worker.take(), first = 0, base = 0;
         for (int i = 0; i < a.num_items; ++i) {
@@ -68,6 +69,23 @@ static void attention(const AttentionArgs& a, Worker& worker) {
         if (round + 1 < plan.num_rounds) worker.barrier();
     }
 }
+
+#if defined(LEAFAGE_AVX512)
+// The bits differ: chosen once per machine, never per call.
+static void attention(const AttentionArgs& a, Worker& worker) {
+    static const bool dot = bf16_dot_is_fast();
+    if (dot)
+        attention_by<Dot>(a, worker);
+    else
+        attention_by<Fma>(a, worker);
+}
+void attention_dot(const AttentionArgs& a, Worker& worker) { attention_by<Dot>(a, worker); }
+void attention_fma(const AttentionArgs& a, Worker& worker) { attention_by<Fma>(a, worker); }
+#elif defined(LEAFAGE_AVX2)
+static void attention(const AttentionArgs& a, Worker& worker) { attention_by<Fma>(a, worker); }
+#else
+static void attention(const AttentionArgs& a, Worker& worker) { attention_by<Plain>(a, worker); }
+#endif
 
 }  // namespace LEAFAGE_ISA_NAMESPACE
 }  // namespace leafage

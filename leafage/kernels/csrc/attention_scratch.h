@@ -5,26 +5,45 @@
 namespace leafage {
 
 // Query rows (query x head of a group) that share each K/V load, at most.
-constexpr int kBlockRows = 48;
+constexpr int kBlockRows = 24;
+// Tasks of at most this many rows are bound by memory: they fetch ahead.
+constexpr int kFewRows = 8;
 // Rows whose running state a task carries, at most (a decode task takes several KV heads).
 constexpr int kStateRows = 64;
 // Query heads of one KV head that a task takes, at most.
-constexpr int kGroupHeads = 32;
+constexpr int kGroupHeads = kBlockRows;
 // Items of at most this many rows may be split over partitions.
 constexpr int kSplitRows = 16;
 // Floats per row of scores; a little more than a partition so that rows fall in different cache sets.
 constexpr int kScoreStride = kPartition + 16;
 
+// What to bring into the cache while scores are computed: lines at an offset of the K tiles that come next, and
+// of the V tiles of the same tokens.
+struct Ahead {
+    const uint16_t* const* k;
+    const uint16_t* const* v;
+
+    template <int NT>
+    void fetch(int offset) const {
+        for (int n = 0; n < NT; ++n) {
+            __builtin_prefetch(k[n] + offset);
+            __builtin_prefetch(v[n] + offset);
+        }
+    }
+};
+
 // A partial result in memory: accumulator, maximum, sum.
 static inline size_t partial_floats(int head_dim) { return size_t(head_dim) + 16; }
 
 struct alignas(64) AttentionScratch {
+    static constexpr int kPadded = (kBlockRows + 15) / 16 * 16;
     float scores[kBlockRows * kScoreStride];      // overwritten by the weights p
     float q[kStateRows * kMaxHeadDim];            // operands of the variant, at most float
     float acc[kStateRows * kMaxHeadDim];
     float max[kStateRows], sum[kStateRows];       // running
-    float part_max[kBlockRows], part_sum[kBlockRows];
-    float keep[kBlockRows], take[kBlockRows];     // weights of running and partial result in a merge
+    // Of the partition, padded: they are worked on 16 at a time. keep, take: weights of running and partial
+    // result in a merge.
+    float part_max[kPadded], part_sum[kPadded], keep[kPadded], take[kPadded];
     uint16_t k[kPartition * kMaxHeadDim];         // gathered tiles
     uint16_t v[kPartition * kMaxHeadDim];
     uint16_t clean[3 * kTile * kMaxHeadDim];      // V tiles without the invisible tokens of one row

@@ -13,68 +13,115 @@
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 
-using attend::Operand;
-
 // Maximum of a row that has seen nothing yet. Finite, so that no difference of two maxima is NaN.
 constexpr float kNoMax = -3.0e38f;
 
-template <int MR>
-static inline void score_rows(const Operand* q, int rows, int hd, const uint16_t* const* k, int tiles, float* s) {
-    if constexpr (MR > 1) {
-        if (rows < MR) return score_rows<MR - 1>(q, rows, hd, k, tiles, s);
-    }
-    constexpr int NT = attend::kScoreRows == 1 ? 1 : MR <= 4 ? 4 : 2;
-    int i = 0;
-    for (; i + NT <= tiles; i += NT) attend::score_block<MR, NT>(q, hd, k + i, s + i * kTile);
-    for (; i < tiles; ++i) attend::score_block<MR, 1>(q, hd, k + i, s + i * kTile);
+// Numbers of rows that the kernels are compiled for; any number is a sum of them.
+constexpr int fewer_rows(int rows) {
+    return rows > 12 ? 12 : rows > 8 ? 8 : rows > 6 ? 6 : rows > 4 ? 4 : rows - 1;
 }
 
-template <int MR>
-static inline void value_rows(const Operand* p, int rows, const uint16_t* const* v, int tiles, int hd, float* out,
-                              int ldo, const float* keep, const float* take) {
+// Scores of up to MR rows, as many as fit the next smaller kernel; returns how many. Many rows find K in the
+// cache, few rows (decode) fetch it ahead.
+template <class A, int MR>
+static inline int score_rows(const typename A::Operand* q, int rows, int hd, const Tiles& tiles, bool ahead, float* s) {
     if constexpr (MR > 1) {
-        if (rows < MR) return value_rows<MR - 1>(p, rows, v, tiles, hd, out, ldo, keep, take);
+        if (rows < MR) return score_rows<A, fewer_rows(MR)>(q, rows, hd, tiles, ahead, s);
     }
-    constexpr int ND = attend::kValueBlocks;
-    int column = 0, blocks = hd / 16;
-    for (; blocks >= ND; blocks -= ND, column += ND * 16)
-        attend::value_block<MR, ND>(p, v, tiles, column, hd, out, ldo, keep, take);
-    if constexpr (ND == 4) {
-        if (blocks == 3) attend::value_block<MR, 3>(p, v, tiles, column, hd, out, ldo, keep, take);
-        if (blocks == 2) attend::value_block<MR, 2>(p, v, tiles, column, hd, out, ldo, keep, take);
-        if (blocks == 1) attend::value_block<MR, 1>(p, v, tiles, column, hd, out, ldo, keep, take);
+    constexpr int NT = A::score_tiles(MR);
+    int i = 0, last = tiles.count - NT;
+    for (; i <= last; i += NT) {
+        Ahead next{tiles.k + (i + NT <= last ? i + NT : i), tiles.v + i};
+        if (ahead)
+            A::template scores<MR, NT, true>(q, hd, tiles.k + i, next, s + i * kTile);
+        else
+            A::template scores<MR, NT, false>(q, hd, tiles.k + i, next, s + i * kTile);
+    }
+    for (; i < tiles.count; ++i) A::template scores<MR, 1, false>(q, hd, tiles.k + i, Ahead{}, s + i * kTile);
+    return MR;
+}
+
+template <class A, int MR, int ND>
+static inline void value_columns(const typename A::Operand* p, const uint16_t* const* v, int tiles, int column, int hd,
+                                 float* out, const float* keep, const float* take) {
+    const uint16_t* at[kPartition / kTile];
+    for (; column + ND * 16 <= hd; column += ND * 16) {
+        for (int t = 0; t < tiles; ++t) at[t] = v[t] + column * 2;
+        A::template values<MR, ND>(p, at, tiles, hd, out + column, keep, take);
+    }
+    if constexpr (ND > 1) {
+        if (column < hd) value_columns<A, MR, ND / 2>(p, v, tiles, column, hd, out, keep, take);
     }
 }
 
-// Scores of one row to weights, in place. base: position of the first score; low .. high: what the row sees;
-// cap > 0: scores are cap * tanh(score). Gives the maximum and the sum.
-static inline void softmax_row(float* s, int tiles, int base, int low, int high, float cap, float* row_max,
-                               float* row_sum) {
-    Operand* p = reinterpret_cast<Operand*>(s);
-    int first = low <= base ? 0 : (low - base) / kTile;
-    int last = high < base ? -1 : (high - base) / kTile;
-    if (last > tiles - 1) last = tiles - 1;
-    simd::V16 top = simd::splat(kNoMax), zero = simd::splat(0.0f);
-    for (int i = first; i <= last; ++i) {
-        simd::V16 x = simd::load(s + i * kTile);
-        int from = low - base - i * kTile, to = high - base - i * kTile;
-        if (cap > 0) x = simd::mul(simd::tanh(x), simd::splat(cap));
-        if (from > 0 || to < kTile - 1) x = simd::keep_lanes(x, from > 0 ? from : 0, to < kTile - 1 ? to : kTile - 1);
-        if (cap > 0 || from > 0 || to < kTile - 1) simd::store(s + i * kTile, x);
-        top = simd::max(x, top);
+// Weighted values of up to MR rows, merged into out when keep is not null; returns how many.
+template <class A, int MR>
+static inline int value_rows(const typename A::Operand* p, int rows, const uint16_t* const* v, int tiles, int hd,
+                             float* out, const float* keep, const float* take) {
+    if constexpr (MR > 1) {
+        if (rows < MR) return value_rows<A, fewer_rows(MR)>(p, rows, v, tiles, hd, out, keep, take);
     }
-    float m = simd::reduce_max(top);
-    simd::V16 shift = simd::splat(m), sum = zero;
-    for (int i = 0; i < first && i < tiles; ++i) attend::store_operands(p + i * kTile, zero);
-    for (int i = first; i <= last; ++i) {
-        simd::V16 x = simd::exp2(simd::sub(simd::load(s + i * kTile), shift));
-        sum = simd::add(sum, x);
-        attend::store_operands(p + i * kTile, x);
-    }
-    for (int i = last < first ? 0 : last + 1; i < tiles; ++i) attend::store_operands(p + i * kTile, zero);
-    *row_max = m;
-    *row_sum = simd::reduce_add(sum);
+    value_columns<A, MR, A::value_blocks(MR)>(p, v, tiles, 0, hd, out, keep, take);
+    return MR;
 }
+
+// Scores of one row of a partition, which becomes weights in place, in two passes: all rows' maxima first.
+// base: position of the first score; low .. high: what the row sees.
+struct Row {
+    float* s;
+    int tiles, first, last;  // tiles first .. last hold what it sees; none when last < first
+    int from, to;            // first lane seen of tile `first`, last lane seen of tile `last`
+
+    Row(float* scores, int tiles, int base, int low, int high) : s(scores), tiles(tiles) {
+        low = low > base ? low - base : 0;
+        high = high - base < tiles * kTile - 1 ? high - base : tiles * kTile - 1;
+        bool some = low <= high;
+        first = some ? low / kTile : tiles;
+        last = some ? high / kTile : -1;
+        from = low % kTile;
+        to = some ? high % kTile : 0;
+    }
+
+    // cap > 0: scores become cap * tanh(score).
+    float mask_and_max(float cap) {
+        if (cap > 0)
+            for (int i = first; i <= last; ++i) {
+                simd::V16 x = simd::load(s + i * kTile);
+                simd::store(s + i * kTile, simd::mul(simd::tanh(x), simd::splat(cap)));
+            }
+        if (last >= first && from > 0) hide(first, from, kTile - 1);
+        if (last >= first && to < kTile - 1) hide(last, 0, to);
+        simd::V16 even = simd::splat(kNoMax), odd = even;
+        int i = first;
+        for (; i < last; i += 2) {
+            even = simd::max(simd::load(s + i * kTile), even);
+            odd = simd::max(simd::load(s + i * kTile + kTile), odd);
+        }
+        if (i == last) even = simd::max(simd::load(s + i * kTile), even);
+        return simd::reduce_max(simd::max(odd, even));
+    }
+
+    // Weights exp2(score - max), 0 where nothing is seen; returns their sum.
+    template <class A>
+    float weigh(float max) {
+        auto* p = reinterpret_cast<typename A::Operand*>(s);
+        simd::V16 shift = simd::splat(max), sum = simd::splat(0.0f);
+        int i = 0;
+        for (; i < first && i < tiles; ++i) A::store(p + i * kTile, simd::splat(0.0f));
+        for (; i <= last; ++i) {
+            simd::V16 x = simd::exp2(simd::sub(simd::load(s + i * kTile), shift));
+            sum = simd::add(sum, x);
+            A::store(p + i * kTile, x);
+        }
+        for (; i < tiles; ++i) A::store(p + i * kTile, simd::splat(0.0f));
+        return simd::reduce_add(sum);
+    }
+
+  private:
+    void hide(int tile, int keep_first, int keep_last) {
+        simd::store(s + tile * kTile, simd::keep_lanes(simd::load(s + tile * kTile), keep_first, keep_last));
+    }
+};
 
 // Weights of running and partial results, and the merged maximum and sum, of 16 rows.
 struct Merge {
@@ -89,7 +136,10 @@ static inline Merge merge_weights(simd::V16 max, simd::V16 sum, simd::V16 part_m
     return m;
 }
 
+template <class A>
 class Attend {
+    using Operand = typename A::Operand;
+
   public:
     Attend(const AttentionArgs& a, const Plan& plan, AttentionScratch& scratch) : a_(a), plan_(plan), s_(scratch) {
         constexpr float log2e = 1.44269504f;
@@ -100,6 +150,7 @@ class Attend {
     void run(const Task& t) {
         rows_ = t.num_queries * plan_.group_heads;
         load_queries(t);
+        fetch_output(t);
         for (int i = 0; i < t.num_heads * rows_; ++i) {
             s_.max[i] = kNoMax;
             s_.sum[i] = 0;
@@ -154,8 +205,19 @@ class Attend {
                     const float* q = a_.q + int64_t(a_.items[t.item].row + t.query + i) * a_.ldq +
                                      query_head(t.head + h, g) * hd;
                     for (int d = 0; d < hd; d += 16)
-                        attend::store_operands(to + d, simd::mul(simd::load(q + d), scale));
+                        A::store(to + d, simd::mul(simd::load(q + d), scale));
                 }
+    }
+
+    // The output rows are written at the end: have them by then.
+    void fetch_output(const Task& t) const {
+        if (t.split) return;
+        int width = t.num_heads * plan_.group_heads * a_.kv.head_dim;
+        for (int i = 0; i < t.num_queries; ++i) {
+            const float* out = a_.out + int64_t(a_.items[t.item].row + t.query + i) * a_.ldo +
+                               query_head(t.head, 0) * a_.kv.head_dim;
+            for (int d = 0; d < width; d += 16) __builtin_prefetch(out + d, 1);
+        }
     }
 
     void partition(const Task& t, int part, int h) {
@@ -175,35 +237,63 @@ class Attend {
         find_tiles(a_.kv, item.table, (t.head + h) / plan_.heads_per_kv, last, s_, tiles);
 
         const Operand* q = reinterpret_cast<const Operand*>(s_.q) + int64_t(h) * rows_ * hd;
-        for (int r = 0; r < rows_; r += attend::kScoreRows)
-            score_rows<attend::kScoreRows>(q + r * hd, rows_ - r, hd, tiles.k, tiles.count, s_.scores + r * kScoreStride);
+        bool few = rows_ <= kFewRows;
+        for (int r = 0; r < rows_;)
+            r += score_rows<A, A::kScoreRows>(q + r * hd, rows_ - r, hd, tiles, few, s_.scores + r * kScoreStride);
+        if (few) fetch_next(t, part, h, tiles);
 
         int base = tiles.first * kTile;
-        for (int r = 0; r < rows_; ++r) {
+        auto row = [&](int r) {
             int position = first + r / group;
-            softmax_row(s_.scores + r * kScoreStride, tiles.count, base, low(position), position, cap_,
-                        &s_.part_max[r], &s_.part_sum[r]);
-        }
+            return Row(s_.scores + r * kScoreStride, tiles.count, base, low(position), position);
+        };
+        for (int r = 0; r < rows_; ++r) s_.part_max[r] = row(r).mask_and_max(cap_);
+        for (int r = 0; r < rows_; ++r) s_.part_sum[r] = row(r).template weigh<A>(s_.part_max[r]);
         if (!t.split) update_sums(h);
 
         const float* keep = t.split ? nullptr : s_.keep;
         float* acc = s_.acc + int64_t(h) * rows_ * hd;
-        const float* scores = s_.scores;
         if (edges_finite(tiles, low(last), first)) {
-            for (int r = 0; r < rows_; r += attend::kValueRows)
-                value_rows<attend::kValueRows>(reinterpret_cast<const Operand*>(scores + r * kScoreStride), rows_ - r,
-                                               tiles.v, tiles.count, hd, acc + r * hd, hd, keep ? keep + r : nullptr,
-                                               s_.take + r);
+            for (int r = 0; r < rows_;)
+                r += value_rows<A, A::kValueRows>(weights(r), rows_ - r, tiles.v, tiles.count, hd, acc + r * hd,
+                                                  keep ? keep + r : nullptr, s_.take + r);
         } else {
             const uint16_t* v[kPartition / kTile];
             for (int r = 0; r < rows_; ++r) {
                 int position = first + r / group;
                 clean_tiles(tiles, low(position), position, hd, s_.clean, v);
-                value_rows<1>(reinterpret_cast<const Operand*>(scores + r * kScoreStride), 1, v, tiles.count, hd,
-                              acc + r * hd, hd, keep ? keep + r : nullptr, s_.take + r);
+                value_rows<A, 1>(weights(r), 1, v, tiles.count, hd, acc + r * hd, keep ? keep + r : nullptr,
+                                 s_.take + r);
             }
         }
         if (t.split) store_partial(t, part, h);
+    }
+
+    const Operand* weights(int row) const {
+        return reinterpret_cast<const Operand*>(s_.scores + row * kScoreStride);
+    }
+
+    // Bring in the first K tiles of what follows: the next head, or the next partition.
+    void fetch_next(const Task& t, int part, int h, const Tiles& tiles) const {
+        const KVLayer& kv = a_.kv;
+        if (kv.block_size % kTile != 0) return;
+        int count = tiles.count < 4 ? tiles.count : 4;
+        size_t lines = size_t(kTile) * size_t(kv.head_dim) / 32;
+        if (h + 1 < t.num_heads) {
+            size_t step = size_t(kv.block_size) * size_t(kv.head_dim);
+            for (int i = 0; i < count; ++i)
+                for (size_t j = 0; j < lines; ++j) __builtin_prefetch(tiles.k[i] + step + j * 32);
+        } else if (part + 1 < t.part + t.num_parts) {
+            const int32_t* table = a_.items[t.item].table;
+            for (int i = 0; i < 4; ++i) {
+                int position = (part + 1) * kPartition + i * kTile;
+                if (position >= a_.items[t.item].start + a_.items[t.item].num_rows) return;
+                const uint16_t* k = block_values(kv, table[position / kv.block_size]) +
+                                    (size_t(t.head / plan_.heads_per_kv) * size_t(kv.block_size) +
+                                     size_t(position % kv.block_size)) * size_t(kv.head_dim);
+                for (size_t j = 0; j < lines; ++j) __builtin_prefetch(k + j * 32);
+            }
+        }
     }
 
     // Whether V is finite in all tiles of which some row sees not all: rows see at least low .. high.

@@ -3,9 +3,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +22,13 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace leafage {
+
+#if defined(__x86_64__)
+namespace isa_avx512 {
+void attention_dot(const AttentionArgs& a, Worker& worker);
+void attention_fma(const AttentionArgs& a, Worker& worker);
+}  // namespace isa_avx512
+#endif
 
 namespace {
 
@@ -36,10 +46,26 @@ Team& team(int num_threads) {
     return *found;
 }
 
+#if defined(__x86_64__)
+Kernels with_attention(Kernels table, void (*attention)(const AttentionArgs&, Worker&)) {
+    table.attention = attention;
+    return table;
+}
+#endif
+
+// Tests reach both ways of the AVX-512 variant, whichever this CPU prefers: avx512-dot and avx512-fma.
 const Kernels& variant(const std::string& name) {
     if (name.empty()) return kernels();
     for (const Kernels* table : {kernels_avx512(), kernels_avx2(), kernels_plain()})
         if (table != nullptr && name == table->name) return *table;
+#if defined(__x86_64__)
+    if (kernels_avx512() != nullptr) {
+        static const Kernels dot = with_attention(*kernels_avx512(), &isa_avx512::attention_dot);
+        static const Kernels fma = with_attention(*kernels_avx512(), &isa_avx512::attention_fma);
+        if (name == "avx512-dot") return dot;
+        if (name == "avx512-fma") return fma;
+    }
+#endif
     throw std::invalid_argument("no such kernel variant was built: " + name);
 }
 
@@ -55,6 +81,18 @@ void py_kv_write(const Out<uint16_t, 2>& pool, int block_size, int num_kv_heads,
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(g_mutex);
     team(num_threads).run([&](Worker& worker) { table.kv_write(args, worker); });
+}
+
+// Wall time; CPU time of one thread, which other processes disturb less.
+double seconds_of(int num_threads) {
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+    if (num_threads == 1) {
+        timespec t;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+    }
+#endif
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // Returns the seconds of the fastest of `repeat` runs.
@@ -81,9 +119,9 @@ double py_attention(const Out<uint16_t, 2>& pool, int block_size, int num_kv_hea
     std::lock_guard<std::mutex> lock(g_mutex);
     double best = 1e30;
     for (int i = 0; i < repeat; ++i) {
-        auto start = std::chrono::steady_clock::now();
+        double start = seconds_of(num_threads);
         team(num_threads).run([&](Worker& worker) { table.attention(args, worker); });
-        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        best = std::min(best, seconds_of(num_threads) - start);
     }
     return best;
 }
@@ -111,6 +149,20 @@ void bind_attention(nb::module_& m) {
           "tables"_a, "num_threads"_a, "variant"_a, "shared_bytes"_a, "repeat"_a);
     m.def("copy_blocks", &py_copy_blocks, "pool"_a, "pairs"_a, "num_threads"_a,
           "Copy whole blocks in all layers. pool: uint8 [layers, blocks, block_bytes]; pairs: int32 [n, 2].");
+    m.def("attention_variants", [] {
+        std::vector<std::string> names;
+#if defined(__x86_64__)
+        __builtin_cpu_init();
+        if (kernels_avx512() != nullptr && __builtin_cpu_supports("avx512vnni")) {
+            names.emplace_back("avx512-fma");
+            if (__builtin_cpu_supports("avx512bf16")) names.emplace_back("avx512-dot");
+        }
+        if (kernels_avx2() != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+            names.emplace_back("avx2");
+#endif
+        names.emplace_back("plain");
+        return names;
+    }, "Ways of computing attention that run on this CPU; 'avx512' is the first or the second, by CPU.");
     m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
 }
 

@@ -201,20 +201,25 @@ static inline void store_bf16(uint16_t* p, const V16& a) {
 #endif
 
 // Fixed trees: lanes i and i + 8, then + 4, + 2, + 1.
-static inline float reduce_add(V16 a) {
+#if defined(LEAFAGE_AVX512)
+static inline float reduce_add(V16 a) { return _mm512_reduce_add_ps(a.v); }
+static inline float reduce_max(V16 a) { return _mm512_reduce_max_ps(a.v); }
+#else
+static inline float reduce_add(const V16& a) {
     float x[16];
     store(x, a);
     for (int half = 8; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) x[i] += x[i + half];
     return x[0];
 }
-static inline float reduce_max(V16 a) {
+static inline float reduce_max(const V16& a) {
     float x[16];
     store(x, a);
     for (int half = 8; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
     return x[0];
 }
+#endif
 
 // 2^x for x <= 0 within 1 ulp; 0 below -125; NaN stays NaN. Minimax polynomial of degree 6 on [-1/2, 1/2].
 static inline V16 exp2(V16 x) {

@@ -1,0 +1,106 @@
+"""Time of one layer's attention: decode and prefill, beside what the machine can do.
+
+    python benchmarks/attention.py [--shape smollm2|gemma3|llama1b] [--threads 2] [--block 16]
+
+Decode walks over as many layers as a step would, so that K and V come from where they would. The floor
+of decode is the memory rate. One thread is measured in CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import numpy as np
+
+from leafage.kernels import _native
+from leafage.kernels.native_attention import time_attention
+from leafage.kernels.reference_attention import PagedLayer
+from leafage.kernels.step_inputs import StepInputs
+
+SHAPES = {  # layers, KV heads, query heads, head_dim
+    "smollm2": (30, 3, 9, 64),
+    "gemma3": (18, 1, 4, 256),
+    "llama1b": (16, 8, 32, 64),
+    "llama8b": (32, 8, 32, 128),
+}
+MAX_BYTES = 1 << 30
+
+
+def make_step(lengths: list[int], rows: int, tables: np.ndarray) -> StepInputs:
+    none = np.zeros(0, np.int32)
+    counts = np.full(len(lengths), rows, np.int32)
+    return StepInputs(
+        token_ids=none,
+        positions=none,
+        slots=none,
+        item_rows=np.arange(len(lengths), dtype=np.int32) * rows,
+        item_num_rows=counts,
+        item_starts=np.array(lengths, np.int32) - counts,
+        table_offsets=np.arange(len(lengths), dtype=np.int32) * tables.shape[1],
+        tables=np.ascontiguousarray(tables.ravel(), np.int32),
+        logit_rows=none,
+    )
+
+
+def measure(shape: str, batch: int, context: int, rows: int, args: argparse.Namespace) -> None:
+    num_layers, num_kv_heads, num_heads, head_dim = SHAPES[shape]
+    blocks = -(-context // args.block)
+    values = 2 * num_kv_heads * args.block * head_dim
+    layer_bytes = batch * blocks * values * 2
+    num_layers = max(1, min(num_layers, MAX_BYTES // layer_bytes)) if rows == 1 else 1
+    rng = np.random.default_rng(0)
+    pool = np.full((num_layers, batch * blocks, values), 0x3E80, np.uint16)
+    tables = rng.permutation(batch * blocks).reshape(batch, blocks)
+    inputs = make_step([context] * batch, rows, tables)
+    q = rng.standard_normal((batch * rows, num_heads * head_dim)).astype(np.float32)
+    out = np.zeros_like(q)
+    seconds = []
+    for _ in range(max(2, int(60 / num_layers)) if rows == 1 else 10):
+        for layer in pool:
+            seconds.append(
+                time_attention(
+                    q,
+                    PagedLayer(layer, args.block, num_kv_heads, head_dim),
+                    inputs,
+                    out,
+                    scale=head_dim**-0.5,
+                    num_threads=args.threads,
+                    variant=args.variant,
+                )
+            )
+        if sum(seconds) > 1.5:
+            break
+    best, median = min(seconds), statistics.median(seconds)
+    pairs = batch * sum(range(context - rows + 1, context + 1))
+    gflop = 4 * pairs * num_heads * head_dim / 1e9
+    gbytes = batch * context * num_kv_heads * head_dim * 4 / 1e9
+    name = f"{'decode' if rows == 1 else 'prefill'} {batch:3d} x {context:5d}"
+    print(
+        f"{name}   median {median * 1e6:9.1f} us  best {best * 1e6:9.1f} us"
+        f"   {gflop / median:7.1f} GFLOP/s   {gbytes / median:7.1f} GB/s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--variant", default=_native.variant())
+    parser.add_argument("--block", type=int, default=16)
+    parser.add_argument("--only", default="", help="decode or prefill")
+    args = parser.parse_args()
+    bandwidth = _native.measure_bandwidth(256 << 20, args.threads, 5)
+    print(f"{args.shape}, {args.variant}, {args.threads} threads, blocks of {args.block}")
+    print(f"memory {bandwidth / 1e9:.1f} GB/s")
+    if args.only != "prefill":
+        for batch in (1, 8, 64):
+            for context in (128, 1024, 8192):
+                measure(args.shape, batch, context, 1, args)
+    if args.only != "decode":
+        for context in (128, 512, 1024):
+            measure(args.shape, 1, context, context, args)
+
+
+if __name__ == "__main__":
+    main()
