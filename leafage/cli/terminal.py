@@ -45,12 +45,13 @@ def print_console() -> Any:
 class ByteProgress:
     """A progress bar on stderr for work counted in bytes; callable as `(what, done, total)`.
 
-    It appears after `delay` seconds, so quick work stays silent. Without a terminal, each kind of work is one
-    line when it begins.
+    It appears after `delay` seconds, so quick work stays silent; a transient one is wiped at the end. Without
+    a terminal, each kind of work is one line when it begins.
     """
 
-    def __init__(self, delay: float = 0.0) -> None:
+    def __init__(self, delay: float = 0.0, *, transient: bool = False) -> None:
         self._delay = delay
+        self._transient = transient
         self._began = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -100,6 +101,7 @@ class ByteProgress:
             TransferSpeedColumn(),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=Console(stderr=True),
+            transient=self._transient,
         )
         self._bar.start()
 
@@ -160,7 +162,7 @@ def open_llm(model: str, settings: dict[str, Any]) -> LLM:
     from leafage.llm import LLM
 
     label = f"loading {Path(model).name}"
-    with ByteProgress(delay=0.7) as progress:
+    with ByteProgress(delay=0.7, transient=True) as progress:
         llm = LLM.from_config(config, on_progress=lambda done, total: progress(label, done, total))
     say(plan_line(llm.build))
     return llm
