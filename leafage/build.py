@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from leafage.config import EngineConfig
 from leafage.core.kv_manager import KVManager
@@ -149,7 +149,8 @@ def load_assets(config: EngineConfig, *, on_progress: Callable[[int, int], None]
     path = _locate(config.model)
     with open_model(path) as model_file:
         tokenizer = _tokenizer(model_file)
-        model = load_model(model_file, compute=config.compute, quantize=config.quantize, progress=on_progress)
+        quantize = cast("Literal['q8', 'q4'] | None", config.quantize)  # which EngineConfig has checked
+        model = load_model(model_file, compute=config.compute, quantize=quantize, progress=on_progress)
         return Assets(
             model=model,
             tokenizer=tokenizer,
