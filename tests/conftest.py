@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+if _paths := os.environ.get("PYTHONPATH"):  # tests start processes in other folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, _paths.split(os.pathsep)))
+
 # 'ci' finds the same examples every time; a machine that is busy compiling must not fail a property test.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=_QUIET)
