@@ -2,8 +2,9 @@
 
     python benchmarks/linear.py --types Q4_1 Q8_0 --rows 1 16 512 --threads 2
 
-GB/s counts the packed weights once per call, GOP/s two operations per multiply-add. Up to 8 rows, `--footprint`
-megabytes of weights are visited in turn, so that none stays in a cache nearer than a whole model would.
+GB/s counts the packed weights once per call, GOP/s two operations per multiply-add. Up to 8 rows,
+`--footprint` megabytes of weights are visited in turn, so that none stays in a cache nearer than a whole
+model would.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def main() -> None:
     parser.add_argument("--footprint", type=float, default=64, help="MB of weights per shape (default: 64)")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per measurement (default: 0.3)")
     parser.add_argument("--cpu-time", action="store_true", help="count CPU time (busy machine, one thread)")
+    parser.add_argument("--no-amx", action="store_true", help="avx512 without AMX tiles")
     args = parser.parse_args()
+    _native.use_amx(not args.no_amx)
     print(
         f"{'variant':8} {'type':6} {'shape':>12} {'threads':>7} {'M':>5} {'us':>9} {'GB/s':>7} {'GOP/s':>7}"
     )

@@ -55,8 +55,8 @@ class Linear:
     def repeat(
         self, x: np.ndarray, weights: Sequence[_native.PackedWeight], out: np.ndarray, times: int
     ) -> None:
-        """x times each of the weights (all of one shape), one after the other into `out` float32 [rows, outputs],
-        and all of it `times` times; for benchmarks."""
+        """x times each of the weights (all of one shape), one after the other into `out`
+        float32 [rows, outputs], and all of it `times` times; for benchmarks."""
         _check("x", x, (None, weights[0].cols))
         if any((w.rows, w.cols) != (weights[0].rows, weights[0].cols) for w in weights):
             raise ValueError("expected weights of one shape")

@@ -16,14 +16,18 @@ std::atomic<bool> enabled{true};
 
 #if defined(LEAFAGE_AMX)
 
+#define LEAFAGE_INLINE static inline __attribute__((always_inline))
+
 // Tile registers: two dot-product tiles [rows][16 lanes] int32; activations [rows][32 or 16] and weights
 // [8 or 4 quads][16 lanes][4] for one and for two subgroups. Macros, because the intrinsics stringify them.
 #define TILE_DOT0 0
 #define TILE_DOT1 1
-#define TILE_X32 2
-#define TILE_W32 3
-#define TILE_X16 4
-#define TILE_W16 5
+#define TILE_X32A 2
+#define TILE_W32A 3
+#define TILE_X32B 4
+#define TILE_W32B 5
+#define TILE_X16 6
+#define TILE_W16 7
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -39,9 +43,11 @@ void begin(int rows) {
     };
     set(TILE_DOT0, rows, 64);
     set(TILE_DOT1, rows, 64);
-    set(TILE_X32, rows, 32);
+    set(TILE_X32A, rows, 32);
+    set(TILE_X32B, rows, 32);
     set(TILE_X16, rows, 16);
-    set(TILE_W32, 8, 64);
+    set(TILE_W32A, 8, 64);
+    set(TILE_W32B, 8, 64);
     set(TILE_W16, 4, 64);
     // GCC's intrinsic declares 8 of the 64 bytes as read and drops the other stores.
     asm volatile("ldtilecfg %0" ::"m"(config));
@@ -49,73 +55,106 @@ void begin(int rows) {
 
 void end() { _tile_release(); }
 
-// acc += dot * (d * dx) (+ min * sum), as group_rows of the VNNI kernels.
-template <int Subgroups, bool Min, int R>
-static inline __attribute__((always_inline)) void finish_group(const int32_t* dots, const uint8_t* scales, const float* dx,
-                                                               const uint8_t* aux, __m512 acc[R]) {
-    __m512 d[2], min[2];
-#pragma GCC unroll 2
-    for (int h = 0; h < Subgroups; ++h) {
-        d[h] = _mm512_load_ps(scales + 64 * h);
-        if constexpr (Min) min[h] = _mm512_load_ps(scales + 64 * (Subgroups + h));
+// Where the kernel stands: activations, dx and aux of a tile of 16 rows, unpacked weights.
+template <int Subgroups, bool Min>
+struct Cursor {
+    const uint8_t *xq, *aux, *weights;
+    const float* dx;
+
+    void advance() {
+        xq += kTileRows * kGroup;
+        dx += kTileRows;
+        aux += kTileRows * 4 * Subgroups;
+        weights += unpacked_bytes(Subgroups, Min);
     }
+};
+
+// acc += dot * (d * dx) (+ min * sum) for subgroup h, as group_rows of the VNNI kernels. dots [R][16].
+template <int Subgroups, bool Min, int R>
+LEAFAGE_INLINE void add_dots(const int32_t* dots, const Cursor<Subgroups, Min>& at, int h, __m512 acc[R]) {
+    const __m512 d = _mm512_load_ps(at.weights + 512 + 64 * h);
+    const __m512 min = Min ? _mm512_load_ps(at.weights + 512 + 64 * (Subgroups + h)) : d;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-        for (int h = 0; h < Subgroups; ++h) {
-            __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + (h * R + r) * kPanel));
-            acc[r] = _mm512_fmadd_ps(dot, _mm512_mul_ps(d[h], _mm512_set1_ps(dx[r])), acc[r]);
-            if constexpr (Min) {
-                float sum;
-                std::memcpy(&sum, aux + 4 * (h * kTileRows + r), 4);
-                acc[r] = _mm512_fmadd_ps(min[h], _mm512_set1_ps(sum), acc[r]);
-            }
+        const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + r * kPanel));
+        acc[r] = _mm512_fmadd_ps(dot, _mm512_mul_ps(d, _mm512_set1_ps(at.dx[r])), acc[r]);
+        if constexpr (Min) {
+            float sum;
+            std::memcpy(&sum, at.aux + 4 * (h * kTileRows + r), 4);
+            acc[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(sum), acc[r]);
         }
     }
 }
 
-// The dot products of one group into dots [subgroups][R][16].
-template <int Subgroups, int R>
-static inline __attribute__((always_inline)) void start_group(const uint8_t* xq, const uint8_t* weights, int32_t* dots) {
+// The next dot products into the two dot tiles: of two groups (or one, the last), or of a group's two halves.
+template <int Subgroups, bool Min>
+LEAFAGE_INLINE void start(const Cursor<Subgroups, Min>& at, bool second) {
     if constexpr (Subgroups == 1) {
-        _tile_loadd(TILE_X32, xq, kGroup);
-        _tile_loadd(TILE_W32, weights, 64);
+        _tile_loadd(TILE_X32A, at.xq, kGroup);
+        _tile_loadd(TILE_W32A, at.weights, 64);
         _tile_zero(TILE_DOT0);
-        _tile_dpbssd(TILE_DOT0, TILE_X32, TILE_W32);
-        _tile_stored(TILE_DOT0, dots, 64);
+        _tile_dpbssd(TILE_DOT0, TILE_X32A, TILE_W32A);
+        if (!second) return;
+        _tile_loadd(TILE_X32B, at.xq + kTileRows * kGroup, kGroup);
+        _tile_loadd(TILE_W32B, at.weights + unpacked_bytes(1, Min), 64);
+        _tile_zero(TILE_DOT1);
+        _tile_dpbssd(TILE_DOT1, TILE_X32B, TILE_W32B);
     } else {
-        _tile_loadd(TILE_X16, xq, kGroup);
-        _tile_loadd(TILE_W16, weights, 64);
+        _tile_loadd(TILE_X16, at.xq, kGroup);
+        _tile_loadd(TILE_W16, at.weights, 64);
         _tile_zero(TILE_DOT0);
         _tile_dpbssd(TILE_DOT0, TILE_X16, TILE_W16);
-        _tile_stored(TILE_DOT0, dots, 64);
-        _tile_loadd(TILE_X16, xq + 16, kGroup);
-        _tile_loadd(TILE_W16, weights + 256, 64);
+        _tile_loadd(TILE_X16, at.xq + 16, kGroup);
+        _tile_loadd(TILE_W16, at.weights + 256, 64);
         _tile_zero(TILE_DOT1);
         _tile_dpbssd(TILE_DOT1, TILE_X16, TILE_W16);
-        _tile_stored(TILE_DOT1, dots + R * kPanel, 64);
     }
 }
 
+// A step is one pair of dot tiles: it goes from `start` through memory into the accumulators. Vector loads wait
+// until a tile store has left the store buffer, so a step lies between a store and its loads; and the dot
+// products of a step are computed while an older one is added up, before they are stored.
 template <int Subgroups, bool Min, int R>
 void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout, size_t aux_at,
                  float* out) {
-    constexpr int step = unpacked_bytes(Subgroups, Min);
-    const uint8_t* xq = tile + size_t(begin) * kTileRows * kGroup;
-    const float* dx = reinterpret_cast<const float*>(tile + layout.dx) + begin * kTileRows;
-    const uint8_t* aux = tile + aux_at + size_t(begin) * kTileRows * 4 * Subgroups;
-    alignas(64) int32_t dots[2][Subgroups * R * kPanel];
+    constexpr int groups = 3 - Subgroups, ahead = 1, slots = ahead + 1;
+    const int steps = (end - begin + groups - 1) / groups;
+    Cursor<Subgroups, Min> at{tile + size_t(begin) * kTileRows * kGroup,
+                              tile + aux_at + size_t(begin) * kTileRows * 4 * Subgroups, weights,
+                              reinterpret_cast<const float*>(tile + layout.dx) + begin * kTileRows};
+    Cursor<Subgroups, Min> next = at;
+    alignas(64) int32_t dots[slots][2][R * kPanel];
     __m512 acc[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + r * kPanel);
-    start_group<Subgroups, R>(xq, weights, dots[0]);
-    for (int g = begin; g < end; ++g) {
-        xq += kTileRows * kGroup;
-        if (g + 1 < end) start_group<Subgroups, R>(xq, weights + step, dots[(g + 1 - begin) & 1]);
-        finish_group<Subgroups, Min, R>(dots[(g - begin) & 1], weights + 512, dx, aux, acc);
-        weights += step;
-        dx += kTileRows;
-        aux += kTileRows * 4 * Subgroups;
+    for (int s = 0; s < ahead && s < steps; ++s) {
+        start(next, begin + s * groups + 1 < end);
+        _tile_stored(TILE_DOT0, dots[s][0], 64);
+        _tile_stored(TILE_DOT1, dots[s][1], 64);
+        next.advance();
+        if (groups == 2) next.advance();
+    }
+    int slot = 0, next_slot = ahead;
+    for (int s = 0; s < steps; ++s) {
+        const bool more = s + ahead < steps;
+        if (more) start(next, begin + (s + ahead) * groups + 1 < end);
+        add_dots<Subgroups, Min, R>(dots[slot][0], at, 0, acc);
+        if (groups == 1) {
+            add_dots<Subgroups, Min, R>(dots[slot][1], at, 1, acc);
+            at.advance();
+        } else {
+            at.advance();
+            if (begin + s * groups + 1 < end) add_dots<Subgroups, Min, R>(dots[slot][1], at, 0, acc);
+            at.advance();
+        }
+        if (more) {
+            _tile_stored(TILE_DOT0, dots[next_slot][0], 64);
+            _tile_stored(TILE_DOT1, dots[next_slot][1], 64);
+            next.advance();
+            if (groups == 2) next.advance();
+        }
+        slot = slot + 1 == slots ? 0 : slot + 1;
+        next_slot = next_slot + 1 == slots ? 0 : next_slot + 1;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);

@@ -49,6 +49,8 @@ LEAFAGE_INLINE __m512 load_i8(const uint8_t* p) {
 }
 LEAFAGE_INLINE __m512 negate(__m512 v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.0f)); }
 
+constexpr int kPrefetchBytes = 2048;  // ahead of the codes in use
+
 // Codes of a group as 8 quads of bytes q + bias (Signed: q itself).
 template <Dtype T, bool Signed>
 LEAFAGE_INLINE void load_codes(const uint8_t* p, __m512i q[8]) {
@@ -291,11 +293,16 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
     constexpr Format f = format_of(T);
     if constexpr (f.quantized()) {
         const uint8_t* scales = panel + size_t(k / kGroup) * f.group_bytes();
+        constexpr int lines = f.group_bytes() / 64;
         uint8_t* at = to;
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
             __m512i q[8];
             __m512 d[2], min[2];
-            load_codes<T, Signed>(panel + size_t(g) * f.group_bytes(), q);
+            const uint8_t* codes = panel + size_t(g) * f.group_bytes();
+#pragma GCC unroll 8
+            for (int i = 0; i < lines; ++i)
+                _mm_prefetch(reinterpret_cast<const char*>(codes + kPrefetchBytes + 64 * i), _MM_HINT_T0);
+            load_codes<T, Signed>(codes, q);
             load_scales<T>(scales, g, d, min);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; ++j) _mm512_store_si512(at + 64 * j, q[j]);
@@ -322,8 +329,6 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
         return to;
     }
 }
-
-constexpr int kPrefetchBytes = 2048;
 
 // Up to 4 rows: codes go from the panel through registers into the dot products.
 template <Dtype T, int R>
