@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 
@@ -14,6 +15,7 @@ EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors are one readable line on stderr."""
     words, debug = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, _terminate)  # through the finally clauses: no half done files, no orphans
     try:
         return _run(words)
@@ -53,6 +55,10 @@ def _take_debug(words: list[str]) -> tuple[list[str], bool]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(EXIT_TERMINATED)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _report(error: Exception) -> int:

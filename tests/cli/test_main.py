@@ -121,6 +121,7 @@ def test_unexpected_faults_are_said_to_be_ours(
         raise ZeroDivisionError("a\nb")
 
     monkeypatch.setattr(cli, "_run", fail)
+    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
     monkeypatch.setattr(cli.signal, "signal", lambda *args: None)
     assert cli.main(["ls"]) == 1
     assert capsys.readouterr().err.splitlines() == [
@@ -129,11 +130,24 @@ def test_unexpected_faults_are_said_to_be_ours(
     ]
 
 
+def test_warnings_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(words: list[str]) -> int:
+        cli.warnings.showwarning("two\nlines", UserWarning, "file.py", 1)
+        return 0
+
+    monkeypatch.setattr(cli, "_run", warn)
+    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+    monkeypatch.setattr(cli.signal, "signal", lambda *args: None)
+    assert cli.main(["ls"]) == 0
+    assert capsys.readouterr().err == "warning: two lines\n"
+
+
 def test_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(words: list[str]) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_run", interrupted)
+    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
     monkeypatch.setattr(cli.signal, "signal", lambda *args: None)
     assert cli.main(["ls"]) == 130
 
