@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,29 +130,34 @@ def splits_comparable(name: str, text: str) -> bool:
     return True
 
 
-def ids_comparable(metadata: dict[str, Any], text: str) -> bool:
-    """Whether Leafage means to give llama.cpp's ids on this text (besides never giving two BOS).
+def ids_comparable(metadata: dict[str, Any]) -> Callable[[str], bool]:
+    """Tells whether Leafage means to give llama.cpp's ids on a text (besides never giving two BOS).
 
     llama.cpp takes `</s>` for a control token even where the file says that it is text (Gemma's HTML tag,
-    Phi-3, Qwen); and where a byte-level vocabulary lacks a byte (Falcon: vertical tab), it merges around
-    the hole in an order of its own.
+    Phi-3, Qwen); and where a byte-level vocabulary lacks a byte (Falcon: vertical tab), it merges around the
+    hole in an order of its own.
     """
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    if "</s>" in text and "</s>" in tokens and types[tokens.index("</s>")] != 3:
-        return False
-    if metadata["tokenizer.ggml.model"] == "gpt2":
-        have = {BYTE_OF_CHAR[token] for token in tokens if token in BYTE_OF_CHAR}
-        return splits_comparable(metadata.get("tokenizer.ggml.pre", ""), text) and have.issuperset(
-            text.encode()
-        )
-    return True
+    pre = metadata.get("tokenizer.ggml.pre", "")
+    is_text = "</s>" in tokens and types[tokens.index("</s>")] != 3
+    byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
+    have = (
+        {BYTE_OF_CHAR[token] for token in tokens if token in BYTE_OF_CHAR} if byte_level else set(range(256))
+    )
+
+    def comparable(text: str) -> bool:
+        if is_text and "</s>" in text:
+            return False
+        return have.issuperset(text.encode()) and (not byte_level or splits_comparable(pre, text))
+
+    return comparable
 
 
 def real_model(reference: Reference, path: Path, texts: list[str]) -> dict[str, Any]:
     """Ids with and without parsing of special tokens. Adding special ones must only put BOS in front."""
     metadata, _ = read_gguf(path)
     front = [metadata["tokenizer.ggml.bos_token_id"]] if metadata["tokenizer.ggml.add_bos_token"] else []
-    texts = [text for text in texts if ids_comparable(metadata, text)]
+    texts = list(filter(ids_comparable(metadata), texts))
     rows = reference.tokenize(path, texts)
     for plain, special, plain_bos, special_bos in rows:
         assert plain_bos == front + plain and special_bos == front + special
@@ -197,6 +203,7 @@ def family(reference: Reference, path: Path, texts: list[str]) -> dict[str, Any]
         or (model == "gpt2" and len(token) == 1)
     }
     names = {token for token, _ in kept.values()}
+    comparable = ids_comparable(metadata)
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is not None:
         pairs = [(text[: (at := text.find(" ", 1))], text[at + 1 :]) for text in merges]
@@ -221,7 +228,7 @@ def family(reference: Reference, path: Path, texts: list[str]) -> dict[str, Any]
         ],
         "merges": merges,
         "ids": [
-            ids if ids_comparable(metadata, text) else None
+            ids if comparable(text) else None
             for text, ids in zip(texts, reference.tokenize(path, texts), strict=True)
         ],
     }
