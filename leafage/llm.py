@@ -6,7 +6,6 @@ import itertools
 import queue
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
@@ -254,16 +253,15 @@ class LLM:
         def sink(index: int, output: RequestOutput) -> None:
             done.put((index, output))
 
-        with _progress(progress, len(new)) as report:
-            accepted = self._thread.submit(new, [partial(sink, i) for i in range(len(new))], stream=False)
+        with _ProgressReport(progress, len(new)) as report:
             try:
-                accepted.result()
+                self._thread.submit(new, [partial(sink, i) for i in range(len(new))], stream=False).result()
                 while len(results) < len(new):
                     index, output = done.get()
                     results[index] = output
                     report(len(results), len(new))
             except BaseException:  # Ctrl-C, or refused: nothing of this call stays behind
-                self._thread.abandon(accepted, [request.request_id for request in new])
+                self._thread.abort([request.request_id for request in new])
                 raise
         outputs = [results[i] for i in range(len(new))]
         _raise_first_error(outputs)
@@ -271,14 +269,12 @@ class LLM:
 
     def _stream(self, new: NewRequest) -> Stream:
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        accepted = self._thread.submit([new], [outputs.put], stream=True)
-        stream = Stream(self._thread, accepted, new.request_id, outputs)
         try:
-            accepted.result()
+            self._thread.submit([new], [outputs.put], stream=True).result()
         except BaseException:
-            stream.close()
+            self._thread.abort([new.request_id])
             raise
-        return stream
+        return Stream(self._thread, new.request_id, outputs)
 
 
 class Stream(Iterator[RequestOutput]):
@@ -288,15 +284,10 @@ class Stream(Iterator[RequestOutput]):
     """
 
     def __init__(
-        self,
-        thread: EngineThread,
-        accepted: Future[None],
-        request_id: str,
-        outputs: queue.SimpleQueue[RequestOutput],
+        self, thread: EngineThread, request_id: str, outputs: queue.SimpleQueue[RequestOutput]
     ) -> None:
         self.request_id = request_id
         self._thread = thread
-        self._accepted = accepted
         self._outputs = outputs
         self._open = True
 
@@ -322,7 +313,7 @@ class Stream(Iterator[RequestOutput]):
         """Abort the request if it still runs."""
         if self._open:
             self._open = False
-            self._thread.abandon(self._accepted, [self.request_id])
+            self._thread.abort([self.request_id])
 
     def __enter__(self) -> Stream:
         return self
@@ -368,7 +359,7 @@ def _as_conversations(messages: Any) -> list[Conversation]:
     return items
 
 
-class _progress:
+class _ProgressReport:
     """A context that gives a function to report (done, total) to."""
 
     def __init__(self, progress: bool | Progress, total: int) -> None:

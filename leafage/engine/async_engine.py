@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 
 from leafage.core.sampling_params import SamplingParams
@@ -67,7 +68,7 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with finish reason 'abort'."""
-        await asyncio.wrap_future(self._thread.abort([request_id]))
+        await asyncio.shield(asyncio.wrap_future(self._thread.abort([request_id])))
 
     def close(self) -> None:
         """Stop the engine thread; streams that still run end with an error."""
@@ -81,8 +82,9 @@ class AsyncEngine:
         self._ready.append((queue, output))
 
     def _after_step(self) -> None:
-        if self._ready and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver)
+        if self._ready and self._loop is not None:
+            with suppress(RuntimeError):  # the loop was closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         while self._ready:

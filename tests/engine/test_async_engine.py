@@ -149,3 +149,20 @@ def test_close_ends_streams_with_an_error(make_rig: MakeRig) -> None:
         assert not engine.is_alive
 
     run(rig, main)
+
+
+def test_a_closed_event_loop_does_not_stop_the_engine(make_rig: MakeRig) -> None:
+    """`asyncio.run` ended with a stream open; the next one goes on with the same engine."""
+    rig = endless(make_rig)
+    engine = AsyncEngine(rig.engine, rig.outputs, rig.inputs)
+
+    async def leave() -> None:
+        await anext(engine.generate("p", SamplingParams(max_tokens=9000)))
+
+    async def use() -> None:
+        params = SamplingParams(max_tokens=3)
+        assert len([out async for out in engine.generate("q", params)]) == 3
+
+    asyncio.run(leave())
+    asyncio.run(asyncio.wait_for(use(), 30))
+    engine.close()
