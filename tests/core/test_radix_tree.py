@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leafage.core.radix_tree import EVICTED_RING, NoIndex, RadixTree, common_run
+from leafage.core.radix_tree import EVICTED_RING, MAX_OTHER_ROOTS, NoIndex, RadixTree, common_run
 
 
 def grow(tree: RadixTree, tokens: list[int], salt: str = "", first_block: int = 0) -> None:
@@ -108,6 +108,9 @@ def test_other_salts_are_seen_by_the_operators_metric_only() -> None:
     grow(tree, [1, 2, 3, 4], salt="a")
     assert tree.elsewhere("b", [1, 2, 3, 4]) == 4
     assert tree.elsewhere("a", [1, 2, 3, 4]) == 0
+    for i in range(MAX_OTHER_ROOTS):
+        grow(tree, [9, 9], salt=f"newer {i}", first_block=10 + i)
+    assert tree.elsewhere("b", [1, 2, 3, 4]) == 0, "the search is bounded: newest salts only"
 
 
 def test_roots_without_nodes_go_away() -> None:

@@ -36,6 +36,8 @@ from leafage.errors import InvalidParameterError
         ("stop", [""]),
         ("stop", [3]),
         ("bad_words", [""]),
+        ("bad_words_token_ids", [[]]),
+        ("bad_words_token_ids", [[3, -1]]),
         ("stop_token_ids", [-1]),
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {-1: 1.0}),

@@ -90,6 +90,20 @@ def test_a_yielding_request_takes_over_when_the_earlier_one_is_aborted() -> None
     loop.assert_undisturbed("b")
 
 
+def test_more_decode_rows_than_budget_take_turns_as_whole_gangs() -> None:
+    loop = Loop(200, 4, max_num_batched_tokens=4, max_num_seqs=8)
+    loop.add(numbers(4, 0), "first", n=3, max_tokens=6, temperature=1.0)
+    loop.step()
+    loop.add([100], "second", n=3, max_tokens=6, temperature=1.0)
+    loop.step()
+    batch = loop.scheduler.schedule()
+    assert rows(batch) == [("first", 1)] * 3, "the older gang first; half a gang is never run"
+    finish_step(loop, batch)
+    loop.run()
+    loop.assert_undisturbed("first")
+    loop.assert_undisturbed("second")
+
+
 # -- admission ----------------------------------------------------------------------------------------
 
 
