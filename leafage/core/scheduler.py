@@ -476,6 +476,8 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.roster.remove(request)
+        for seq in request.sequences:
+            seq.gang = []  # no reference cycle: freed at once, without the garbage collector
         self.counters.count_prefix(request)
         self.counters.finished[reason.kind.value] += 1
 
