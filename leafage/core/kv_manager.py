@@ -27,7 +27,7 @@ from leafage.core.claims import Claims
 from leafage.core.counters import KVCounters
 from leafage.core.invariants import check_kv
 from leafage.core.protocols import PrefixIndex
-from leafage.core.radix_tree import Node, NoIndex, RadixTree
+from leafage.core.radix_tree import OUTSIDE, Node, NoIndex, RadixTree
 from leafage.core.request import Request, Sequence
 from leafage.errors import InvalidParameterError
 
@@ -305,8 +305,16 @@ class KVManager:
             return True
         seq.num_computed = seq.num_planned = max(seq.num_computed, min(shared, leader.num_planned))
         seq.write_from = seq.num_computed
-        self.publish(seq, seq.num_computed)
         self._touched[seq.seq_id] = seq
+        node = self._node(seq)
+        for index in range(seq.num_published, seq.num_computed // self.block_size):
+            key = tuple(seq.tokens[index * self.block_size : (index + 1) * self.block_size])
+            child = self.index.child(node, key)
+            if child is None or child.block != seq.block_table[index]:
+                seq.index_node = OUTSIDE  # what the leader published was discarded: do not bring it back
+                break
+            seq.index_node = node = child
+            seq.num_published = index + 1
         return seq.num_computed >= shared
 
     def must_yield(self, seq: Sequence) -> bool:
@@ -422,8 +430,9 @@ class KVManager:
                 seq.write_from = max(seq.write_from, (index + 1) * size)
             node = child
             index += 1
-        seq.num_published = index
-        seq.index_node = node
+        if index > seq.num_published:
+            seq.num_published = index
+            seq.index_node = node
 
     def release(self, seq: Sequence, *, keep_tail: bool) -> None:
         """Give all blocks back; published ones stay as cache.
@@ -453,10 +462,8 @@ class KVManager:
             self.store.insert(node, key, block, seq.seq_id, pending=False)
 
     def _node(self, seq: Sequence) -> Node:
-        """Where in the index the sequence stands. Roots come and go, so depth 0 is looked up."""
-        if seq.num_published == 0 or seq.index_node is None:
-            return self.index.root(seq.cache_salt)
-        return seq.index_node
+        """Where in the index the sequence stands. Roots come and go, so they are looked up."""
+        return seq.index_node if seq.index_node is not None else self.index.root(seq.cache_salt)
 
     def _replace(self, seq: Sequence, index: int, node: Node) -> bool:
         """Make entry `index` the node's block, in all tables of the gang that share it. False: it was."""

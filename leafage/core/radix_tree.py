@@ -70,6 +70,11 @@ class Node:
             stack.extend(node.children.values())
 
 
+OUTSIDE = Node((), -1, None, 0, 0)
+"""Where a sequence stands that must publish nothing."""
+OUTSIDE.detached = True
+
+
 class RadixTree:
     """A prefix tree whose edges are exactly one block, so nodes never split.
 
@@ -296,12 +301,10 @@ class RadixTree:
 
 
 class NoIndex(RadixTree):
-    """The index that keeps nothing: its roots count as detached, so nothing is published under them."""
+    """The index that keeps nothing."""
 
     def root(self, salt: str) -> Node:
-        root = Node((), -1, None, 0, 0)
-        root.detached = True
-        return root
+        return OUTSIDE
 
 
 def common_run(first: Sequence[int], second: Sequence[int]) -> int:

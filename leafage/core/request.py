@@ -53,7 +53,7 @@ class Sequence:
         cache_salt: the request's.
         write_from: K/V of earlier positions is in attached blocks and must not be written.
         num_published: leading blocks of the table that the prefix index knows.
-        index_node: the node of the last of them; None while nothing is attached.
+        index_node: the node of the last of them, None before the first; a detached one: publish nothing.
         claim: the block (parent node number, tokens) it computes next, for others to wait for.
         num_lost: tokens that were computed before the last preemption.
         num_planned: what `num_computed` becomes when the current step succeeds.
