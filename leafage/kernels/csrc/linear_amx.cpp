@@ -35,17 +35,17 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-void begin(int rows) {
+void begin() {
     TileConfig config;
     auto set = [&](int tile, int tile_rows, int row_bytes) {
         config.rows[tile] = uint8_t(tile_rows);
         config.row_bytes[tile] = uint16_t(row_bytes);
     };
-    set(TILE_DOT0, rows, 64);
-    set(TILE_DOT1, rows, 64);
-    set(TILE_X32A, rows, 32);
-    set(TILE_X32B, rows, 32);
-    set(TILE_X16, rows, 16);
+    set(TILE_DOT0, kTileRows, 64);
+    set(TILE_DOT1, kTileRows, 64);
+    set(TILE_X32A, kTileRows, 32);
+    set(TILE_X32B, kTileRows, 32);
+    set(TILE_X16, kTileRows, 16);
     set(TILE_W32A, 8, 64);
     set(TILE_W32B, 8, 64);
     set(TILE_W16, 4, 64);
@@ -69,13 +69,13 @@ struct Cursor {
     }
 };
 
-// acc += dot * (d * dx) (+ min * sum) for subgroup h, as group_rows of the VNNI kernels. dots [R][16].
-template <int Subgroups, bool Min, int R>
-LEAFAGE_INLINE void add_dots(const int32_t* dots, const Cursor<Subgroups, Min>& at, int h, __m512 acc[R]) {
+// acc += dot * (d * dx) (+ min * sum) for subgroup h, as group_rows of the VNNI kernels. dots [16 rows][16].
+template <int Subgroups, bool Min>
+LEAFAGE_INLINE void add_dots(const int32_t* dots, const Cursor<Subgroups, Min>& at, int h, __m512 acc[kTileRows]) {
     const __m512 d = _mm512_load_ps(at.weights + 512 + 64 * h);
     const __m512 min = Min ? _mm512_load_ps(at.weights + 512 + 64 * (Subgroups + h)) : d;
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < kTileRows; ++r) {
         const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + r * kPanel));
         acc[r] = _mm512_fmadd_ps(dot, _mm512_mul_ps(d, _mm512_set1_ps(at.dx[r])), acc[r]);
         if constexpr (Min) {
@@ -114,7 +114,7 @@ LEAFAGE_INLINE void start(const Cursor<Subgroups, Min>& at, bool second) {
 // A step is one pair of dot tiles: it goes from `start` through memory into the accumulators. Vector loads wait
 // until a tile store has left the store buffer, so a step lies between a store and its loads; and the dot
 // products of a step are computed while an older one is added up, before they are stored.
-template <int Subgroups, bool Min, int R>
+template <int Subgroups, bool Min>
 void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout, size_t aux_at,
                  float* out) {
     constexpr int groups = 3 - Subgroups, ahead = 1, slots = ahead + 1;
@@ -123,10 +123,10 @@ void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile
                               tile + aux_at + size_t(begin) * kTileRows * 4 * Subgroups, weights,
                               reinterpret_cast<const float*>(tile + layout.dx) + begin * kTileRows};
     Cursor<Subgroups, Min> next = at;
-    alignas(64) int32_t dots[slots][2][R * kPanel];
-    __m512 acc[R];
+    alignas(64) int32_t dots[slots][2][kTileRows * kPanel];
+    __m512 acc[kTileRows];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + r * kPanel);
+    for (int r = 0; r < kTileRows; ++r) acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + r * kPanel);
     for (int s = 0; s < ahead && s < steps; ++s) {
         start(next, begin + s * groups + 1 < end);
         _tile_stored(TILE_DOT0, dots[s][0], 64);
@@ -138,13 +138,13 @@ void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile
     for (int s = 0; s < steps; ++s) {
         const bool more = s + ahead < steps;
         if (more) start(next, begin + (s + ahead) * groups + 1 < end);
-        add_dots<Subgroups, Min, R>(dots[slot][0], at, 0, acc);
+        add_dots<Subgroups, Min>(dots[slot][0], at, 0, acc);
         if (groups == 1) {
-            add_dots<Subgroups, Min, R>(dots[slot][1], at, 1, acc);
+            add_dots<Subgroups, Min>(dots[slot][1], at, 1, acc);
             at.advance();
         } else {
             at.advance();
-            if (begin + s * groups + 1 < end) add_dots<Subgroups, Min, R>(dots[slot][1], at, 0, acc);
+            if (begin + s * groups + 1 < end) add_dots<Subgroups, Min>(dots[slot][1], at, 0, acc);
             at.advance();
         }
         if (more) {
@@ -157,7 +157,7 @@ void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile
         next_slot = next_slot + 1 == slots ? 0 : next_slot + 1;
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
+    for (int r = 0; r < kTileRows; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
 }
 
 bool available() {
@@ -175,8 +175,7 @@ const AmxKernels* amx_kernels() {
 #if defined(LEAFAGE_AMX)
     static const AmxKernels table{
         begin, end,
-        {{{tile_groups<1, false, 8>, tile_groups<1, false, 16>}, {tile_groups<1, true, 8>, tile_groups<1, true, 16>}},
-         {{tile_groups<2, false, 8>, tile_groups<2, false, 16>}, {tile_groups<2, true, 8>, tile_groups<2, true, 16>}}}};
+        {{tile_groups<1, false>, tile_groups<1, true>}, {tile_groups<2, false>, tile_groups<2, true>}}};
     static const bool here = available();
     return here && enabled.load(std::memory_order_relaxed) ? &table : nullptr;
 #else

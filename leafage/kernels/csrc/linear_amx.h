@@ -5,12 +5,12 @@
 namespace leafage {
 
 struct AmxKernels {
-    // Around the calls of `tile` on a thread: set up its tile registers for tiles of `rows` rows (8 or 16); free them.
-    void (*begin)(int rows);
+    // Around the calls of `tile` on a thread: set up its tile registers; free them.
+    void (*begin)();
     void (*end)();
-    // As tile_groups, on unpacked weights with signed codes: [subgroups - 1][has_min][rows == 16].
-    void (*tile[2][2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, size_t aux_at,
-                          float* acc);
+    // As tile_groups for 16 rows, on unpacked weights with signed codes: [subgroups - 1][has_min].
+    void (*tile[2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, size_t aux_at,
+                       float* acc);
 };
 
 // Null when this build, the CPU or the operating system has no AMX, or when it is turned off.

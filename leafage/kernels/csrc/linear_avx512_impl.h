@@ -49,7 +49,22 @@ LEAFAGE_INLINE __m512 load_i8(const uint8_t* p) {
 }
 LEAFAGE_INLINE __m512 negate(__m512 v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.0f)); }
 
-constexpr int kPrefetchBytes = 2048;  // ahead of the codes in use
+// What is fetched ahead of the group in use. A panel's scales lie behind its codes, the next panel follows.
+constexpr int kAheadBytes = 6144;
+
+template <Dtype T>
+LEAFAGE_INLINE void fetch_ahead(const uint8_t* codes, const uint8_t* scales, int g, int groups) {
+    constexpr Format f = format_of(T);
+    constexpr int code_bytes = f.group_bytes(), scale_bytes = f.scale_bytes / f.scale_groups;  // per group
+    constexpr int ahead = kAheadBytes / (f.group_bytes() + scale_bytes);
+    const int to_codes = groups * scale_bytes, to_scales = groups * f.group_bytes();
+    const bool next_panel = g + ahead >= groups;
+    codes += ahead * f.group_bytes() + (next_panel ? to_codes : 0);
+    scales += (g + ahead) * scale_bytes + (next_panel ? to_scales : 0);
+#pragma GCC unroll 8
+    for (int i = 0; i < code_bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + i), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(scales), _MM_HINT_T0);
+}
 
 // Codes of a group as 8 quads of bytes q + bias (Signed: q itself).
 template <Dtype T, bool Signed>
@@ -293,15 +308,12 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
     constexpr Format f = format_of(T);
     if constexpr (f.quantized()) {
         const uint8_t* scales = panel + size_t(k / kGroup) * f.group_bytes();
-        constexpr int lines = f.group_bytes() / 64;
         uint8_t* at = to;
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
             __m512i q[8];
             __m512 d[2], min[2];
             const uint8_t* codes = panel + size_t(g) * f.group_bytes();
-#pragma GCC unroll 8
-            for (int i = 0; i < lines; ++i)
-                _mm_prefetch(reinterpret_cast<const char*>(codes + kPrefetchBytes + 64 * i), _MM_HINT_T0);
+            fetch_ahead<T>(codes, scales, g, k / kGroup);
             load_codes<T, Signed>(codes, q);
             load_scales<T>(scales, g, d, min);
 #pragma GCC unroll 8
@@ -330,26 +342,23 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
     }
 }
 
-// Up to 4 rows: codes go from the panel through registers into the dot products.
+// Few rows: codes go from the panel through registers into the dot products.
 template <Dtype T, int R>
 static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* out) {
     constexpr Format f = format_of(T);
     if constexpr (!f.quantized()) {
         float_rows<T, R>(panel, 0, layout.k, reinterpret_cast<const float*>(tile + layout.floats), R, out);
     } else {
-        constexpr int lines = f.group_bytes() / 64;
         const int groups = layout.groups;
         const uint8_t* scales = panel + size_t(groups) * f.group_bytes();
         const uint8_t* xq = tile;
         const float* dx = reinterpret_cast<const float*>(tile + layout.dx);
         const uint8_t* aux = tile + layout.aux[aux_of(f)];
         __m512 acc[R];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
         for (int g = 0; g < groups; ++g) {
-#pragma GCC unroll 8
-            for (int i = 0; i < lines; ++i)
-                _mm_prefetch(reinterpret_cast<const char*>(panel + kPrefetchBytes + 64 * i), _MM_HINT_T0);
+            fetch_ahead<T>(panel, scales, g, groups);
             __m512i q[8];
             __m512 d[2], min[2];
             load_codes<T, false>(panel, q);
@@ -360,7 +369,7 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
             dx += R;
             aux += R * 4 * f.subgroups;
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
     }
 }
@@ -381,11 +390,24 @@ static void tile_any(int rows, const uint8_t* weights, int begin, int end, const
     switch (rows) {
         case 1: return tile_of<T, 1>(weights, begin, end, tile, layout, acc);
         case 2: return tile_of<T, 2>(weights, begin, end, tile, layout, acc);
+        case 3:
         case 4: return tile_of<T, 4>(weights, begin, end, tile, layout, acc);
         case 6: return tile_of<T, 6>(weights, begin, end, tile, layout, acc);
         case 8: return tile_of<T, 8>(weights, begin, end, tile, layout, acc);
         case 12: return tile_of<T, 12>(weights, begin, end, tile, layout, acc);
         default: return tile_of<T, 16>(weights, begin, end, tile, layout, acc);
+    }
+}
+
+template <Dtype T>
+static void direct_any(int rows, const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* acc) {
+    switch (rows) {
+        case 1: return direct<T, 1>(panel, tile, layout, acc);
+        case 2: return direct<T, 2>(panel, tile, layout, acc);
+        case 3: return direct<T, 3>(panel, tile, layout, acc);
+        case 4: return direct<T, 4>(panel, tile, layout, acc);
+        case 6: return direct<T, 6>(panel, tile, layout, acc);
+        default: return direct<T, 8>(panel, tile, layout, acc);
     }
 }
 

@@ -26,8 +26,8 @@ struct RowTiles {
     const AmxKernels* amx;  // null: not for this call
 };
 
-// Rows a tile kernel computes for n real ones.
-static inline int kernel_rows(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : n <= 8 ? 8 : n <= 12 ? 12 : 16; }
+// Rows that a kernel computes for n real ones.
+static inline int kernel_rows(int n) { return n <= 4 ? n : n <= 6 ? 6 : n <= 8 ? 8 : n <= 12 ? 12 : 16; }
 
 // The lines that store_rows will write.
 static inline void prefetch_rows(const LinearArgs& a, int first_row, int rows, int column) {
@@ -44,7 +44,7 @@ static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_inde
     const TileLayout& layout = x.layout;
     float* acc = reinterpret_cast<float*>(worker.scratch + kUnpackBytes);
     if (layout.tile_rows <= kDirectRows) {
-        type.direct[layout.tile_rows - 1](panel, x.base, layout, acc);
+        type.direct(layout.tile_rows, panel, x.base, layout, acc);
         store_rows(a, 0, x.rows, column, lanes, acc, !f.quantized());
         return;
     }
@@ -55,7 +55,7 @@ static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_inde
         const int end = begin + step < units ? begin + step : units;
         const bool amx = x.amx && f.quantized();
         const uint8_t* weights = (amx ? type.unpack_signed : type.unpack)(panel, layout.k, begin, end, unpacked);
-        auto* amx_tile = amx ? x.amx->tile[f.subgroups - 1][f.has_min][x.rows > 8] : nullptr;
+        auto* amx_tile = amx ? x.amx->tile[f.subgroups - 1][f.has_min] : nullptr;
         for (int t = first_tile; t < end_tile; ++t) {
             const int rows = x.rows - t * kTileRows < kTileRows ? x.rows - t * kTileRows : kTileRows;
             const uint8_t* tile = x.base + size_t(t) * layout.bytes;
@@ -79,10 +79,10 @@ static void linear(const LinearArgs& a, Worker& worker) {
         mask |= 1u << aux_of(a.weights[i]->format());
         panels += a.weights[i]->panels;
     }
-    const int tile_rows = a.rows <= kDirectRows ? a.rows : kTileRows;
+    const int tile_rows = a.rows <= kDirectRows ? kernel_rows(a.rows) : kTileRows;
     RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), nullptr};
     if (LEAFAGE_HAS_AMX && a.rows > kDirectRows) x.amx = amx_kernels();
-    if (a.rows <= kDirectRows && x.layout.bytes <= kPrivateBytes) {
+    if (a.rows <= kPrivateRows && x.layout.bytes <= kPrivateBytes) {
         // Cheaper for every thread to quantize the few rows itself than to wait for the others.
         uint8_t* tile = worker.scratch + kUnpackBytes + kAccBytes;
         fill_tile(a.x, a.ldx, a.rows, mask, x.layout, tile);
@@ -96,7 +96,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
         worker.barrier();
     }
 
-    if (x.amx) x.amx->begin(a.rows > 8 ? 16 : 8);
+    if (x.amx) x.amx->begin();
     // A task is a run of panels against a block of row tiles.
     const int row_blocks = int(ceil_div(x.count, kBlockTiles));
     const int wanted = worker.count * 8;  // tasks, so that a delayed thread costs little

@@ -1,5 +1,5 @@
 // The kernels of every weight type as a table. Included by linear_<isa>_impl.h, which defines
-//   template <Dtype T, int R> void direct(panel, tile, layout, acc);
+//   template <Dtype T> void direct_any(rows, panel, tile, layout, acc);
 //   template <Dtype T, bool Signed> const uint8_t* unpack(panel, k, begin, end, to);  // where they are now
 //   template <Dtype T> void tile_any(rows, weights, begin, end, tile, layout, acc);
 
@@ -7,7 +7,7 @@
 
 // acc: [16 rows][16 lanes], and another such for the odd chain of float weights. begin, end: groups or inputs.
 struct TypeKernels {
-    void (*direct[kDirectRows])(const uint8_t* panel, const uint8_t* tile, const TileLayout&, float* acc);
+    void (*direct)(int rows, const uint8_t* panel, const uint8_t* tile, const TileLayout&, float* acc);
     const uint8_t* (*unpack)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);
     const uint8_t* (*unpack_signed)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);  // for AMX
     void (*tile)(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, float* acc);
@@ -15,7 +15,7 @@ struct TypeKernels {
 
 template <Dtype T>
 static constexpr TypeKernels kernels_of() {
-    return {{direct<T, 1>, direct<T, 2>, direct<T, 3>, direct<T, 4>}, unpack<T, false>, unpack<T, true>, tile_any<T>};
+    return {direct_any<T>, unpack<T, false>, unpack<T, true>, tile_any<T>};
 }
 
 static const TypeKernels& type_kernels(Dtype dtype) {
