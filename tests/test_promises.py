@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from leafage import LLM, SamplingParams
@@ -20,7 +21,7 @@ from tests.promises import Witness, engine, mixed_params, random_prompts, salted
 pytestmark = pytest.mark.real_model
 
 COUNT = 32
-MAX_TOKENS = 12
+MAX_TOKENS = 8
 PROMPTS = [*random_prompts(COUNT - 4, 2, 90, seed=1), *random_prompts(3, 140, 200, seed=2), [504]]
 PARAMS = mixed_params(COUNT, MAX_TOKENS)
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -126,10 +127,31 @@ def test_m05_preempted_requests_change_nothing(assets: Assets, witness: Witness,
     witness.check(at_least=COUNT * MAX_TOKENS)
 
 
+def test_p15_eviction_pressure_changes_nothing(assets: Assets, witness: Witness) -> None:
+    """Random families of prompts through a cache that must evict all the time, against no cache at all."""
+    rng = np.random.default_rng(15)
+    families = random_prompts(4, 100, 101, seed=15)
+    prompts = [
+        families[rng.integers(4)][: rng.integers(1, 100)]
+        + rng.integers(100, 40_000, rng.integers(1, 9)).tolist()
+        for _ in range(48)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    with engine(assets, prefix_cache=False) as llm:
+        witness.watch(llm)
+        without = tokens_of(llm.generate(prompts, params))
+    with engine(assets, kv_cache_tokens=256, max_num_seqs=4) as llm:
+        witness.watch(llm)
+        assert tokens_of(llm.generate(prompts, params)) == without
+        stats = llm.stats()
+        assert stats["kv_blocks_evicted"] > 20 and stats["prefix_cache_hits"] > 500
+    witness.check(at_least=48 * 3)
+
+
 def test_m05_output_is_complete_with_30_percent_of_the_memory(assets: Assets, witness: Witness) -> None:
     prompts = random_prompts(8, 30, 60, seed=5)
-    params = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
-    need = sum(len(prompt) + 80 for prompt in prompts)
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    need = sum(len(prompt) + 50 for prompt in prompts)
     with engine(assets) as llm:
         witness.watch(llm)
         roomy = tokens_of(llm.generate(prompts, params))
@@ -137,7 +159,7 @@ def test_m05_output_is_complete_with_30_percent_of_the_memory(assets: Assets, wi
         witness.watch(llm)
         assert tokens_of(llm.generate(prompts, params)) == roomy
         assert llm.stats()["num_preemptions"] > 0
-    witness.check(at_least=8 * 80)
+    witness.check(at_least=8 * 50)
 
 
 def test_m11_four_long_outputs_in_a_pool_of_1024_tokens_all_finish(assets: Assets) -> None:
@@ -230,7 +252,7 @@ def test_c05_passphrases_in_a_batch_equal_single(llm: LLM) -> None:
 def test_d01_cold_equals_warm_over_200_prompts(llm: LLM) -> None:
     system = random_prompts(1, 64, 65, seed=9)[0]
     prompts = [system + own for own in random_prompts(200, 4, 24, seed=10)]
-    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     llm.reset_prefix_cache()
     cold = llm.generate(salted(prompts, "d1"), params)
     warm = llm.generate(salted(prompts, "d1"), params)
