@@ -115,6 +115,8 @@ struct SoftcapArgs {
     float cap;
 };
 
+struct SampleArgs;  // sampler.h
+
 struct Kernels {
     const char* name;
     void (*linear)(const LinearArgs&, Worker&);
@@ -126,6 +128,7 @@ struct Kernels {
     void (*act_mul)(const ActMulArgs&, Worker&);
     void (*add)(const AddArgs&, Worker&);
     void (*softcap)(const SoftcapArgs&, Worker&);
+    void (*sample)(const SampleArgs&, Worker&);
 };
 
 // Null when the variant was not built.

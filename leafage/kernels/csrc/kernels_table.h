@@ -2,6 +2,7 @@
 #include "attention_impl.h"
 #include "elementwise_impl.h"
 #include "linear_impl.h"
+#include "sampler_impl.h"
 
 namespace leafage {
 
@@ -9,7 +10,7 @@ const Kernels* LEAFAGE_ISA_TABLE() {
     namespace isa = LEAFAGE_ISA_NAMESPACE;
     static const Kernels table{
         LEAFAGE_ISA_NAME, isa::linear,  isa::embed, isa::kv_write, isa::attention, isa::rms_norm,
-        isa::rope,        isa::act_mul, isa::add,   isa::softcap,
+        isa::rope,        isa::act_mul, isa::add,   isa::softcap, isa::sample,
     };
     return &table;
 }

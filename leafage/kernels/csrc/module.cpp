@@ -10,6 +10,7 @@ void bind_weights(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_floors(nb::module_& m);
+void bind_sampler(nb::module_& m);
 }  // namespace leafage
 
 NB_MODULE(_native, m) {
@@ -18,4 +19,5 @@ NB_MODULE(_native, m) {
     leafage::bind_attention(m);
     leafage::bind_program(m);
     leafage::bind_floors(m);
+    leafage::bind_sampler(m);
 }
