@@ -1,8 +1,8 @@
 """Sampling in NumPy, exactly as the native sampler defines it (csrc/sampler.h): its specification and oracle.
 
 Penalties, bias and bans come first (log-probabilities are taken of these logits), then, as in vLLM,
-temperature, min_p, top_k, top_p and the draw. The weight of a token is trunc(2^40 * e), where e is the float32
-exponential of (logit - max) / temperature; all sums are sums of integers.
+temperature, min_p, top_k, top_p and the draw. The weight of a token is trunc(2^40 * e), where e is the
+float32 exponential of (logit - max) / temperature; all sums are sums of integers.
 """
 
 from __future__ import annotations

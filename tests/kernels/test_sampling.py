@@ -120,8 +120,10 @@ def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
     logits[7, 3] = np.inf
     logits[8, :] = -np.inf
     logits[8, 1001] = -1e30
+    logits[3] = -1.0
+    logits[3, [200, 700]] = [-0.0, 0.0]
     got = NativeSampler(1003, num_threads=2).greedy(logits)
-    assert got.tolist() == [31, 31, 31, 31, 5, -1, -1, -1, 1001]
+    assert got.tolist() == [31, 31, 31, 200, 5, -1, -1, -1, 1001]
     rows = [SamplingRow([(0, 0)], temperature=0.8, num_top=2)] * 9
     assert [r.usable for r in check(logits, rows)] == [True] * 5 + [False] * 3 + [True]
 

@@ -5,6 +5,10 @@
 
 #include "sampler.h"
 
+#if defined(LEAFAGE_AVX512)
+#include <immintrin.h>
+#endif
+
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 namespace sampling {
@@ -17,10 +21,14 @@ constexpr float kWeightScale = 1099511627776.0f;  // 2^40
 constexpr float kNear = 12.0f;
 
 static inline bool any(IVec mask) {
+#if defined(LEAFAGE_AVX512)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
     uint64_t words[8], all = 0;
     std::memcpy(words, &mask, sizeof words);
     for (int i = 0; i < 8; ++i) all |= words[i];
     return all != 0;
+#endif
 }
 
 // Calls f(i, n) for runs of up to 16 lanes.
@@ -39,30 +47,53 @@ static inline Vec load_run(const float* p, int n) {
     return vload(lanes);
 }
 
-// False when a logit is NaN or the maximum is not finite.
-static bool find_max(const float* logits, int vocab, float* max) {
-    Vec top = vset(-kInfinity);
-    IVec nan = {};
-    for_runs(vocab, [&](int i, int n) {
-        Vec x = load_run(logits + i, n);
-        nan |= x != x;
-        top = x > top ? x : top;
-    });
-    float lanes[16];
-    vstore(lanes, top);
-    *max = lanes[0];
-    for (float x : lanes) *max = x > *max ? x : *max;
-    return !any(nan) && std::isfinite(*max);
+// Bits of a float as an integer in the same order: -NaN < -inf < ... < inf < NaN, and back.
+static inline IVec ordered(Vec x) {
+    IVec bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+static inline float unordered(int32_t key) {
+    key ^= (key >> 31) & 0x7fffffff;
+    float x;
+    std::memcpy(&x, &key, sizeof x);
+    return x;
 }
 
-static int find_first(const float* logits, int vocab, float value) {
-    for (int i = 0; i + 16 <= vocab; i += 16)
-        if (any(vload(logits + i) == vset(value)))
-            for (int j = i;; ++j)
-                if (logits[j] == value) return j;
-    for (int j = vocab / 16 * 16; j < vocab; ++j)
-        if (logits[j] == value) return j;
-    return -1;
+// The largest logit and the lowest id that has it. False when a logit is NaN or the largest is not finite.
+static bool find_max(const float* logits, int vocab, float* max, int* id) {
+    constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
+    int32_t best = kLowest, worst = 0;
+    int block = 0;
+    for (int begin = 0; begin < vocab; begin += kSampleBlock) {
+        int count = vocab - begin < kSampleBlock ? vocab - begin : kSampleBlock;
+        IVec high[2] = {IVec{} + kLowest, IVec{} + kLowest}, low = {};
+        for_runs(count, [&](int i, int n) {
+            IVec key = ordered(load_run(logits + begin + i, n));
+            IVec& h = high[i / 16 % 2];
+            h = key > h ? key : h;
+            low = key < low ? key : low;
+        });
+        high[0] = high[0] > high[1] ? high[0] : high[1];
+        int32_t highs[16], lows[16];
+        std::memcpy(highs, &high[0], sizeof highs);
+        std::memcpy(lows, &low, sizeof lows);
+        int32_t top = highs[0];
+        for (int i = 0; i < 16; ++i) {
+            top = highs[i] > top ? highs[i] : top;
+            worst = lows[i] < worst ? lows[i] : worst;
+        }
+        if (top > best) {
+            best = top;
+            block = begin;
+        }
+    }
+    *max = unordered(best);
+    if (!std::isfinite(*max) || std::isnan(unordered(worst))) return false;
+    if (*max == 0) block = 0;  // -0 equals 0 and may come first
+    *id = block;
+    while (logits[*id] != *max) ++*id;
+    return true;
 }
 
 static inline uint64_t weight_of(float e) { return uint64_t(int64_t(e * kWeightScale)); }
@@ -288,20 +319,20 @@ static void sample_row(const SampleArgs& a, int row, SampleScratch& scratch) {
     Edits edits(a, row, scratch.saved);
     const float* logits = a.logits + int64_t(row) * a.vocab;
     float max;
-    if (!find_max(logits, a.vocab, &max)) {
+    int best;
+    if (!find_max(logits, a.vocab, &max, &best)) {
         a.usable[row] = 0;
         return;
     }
     const double* params = a.params + row * 6;
     bool draws = false;
-    int best = -1;
     for (int d = first; d < last; ++d) {
         if (a.targets[d] >= 0)
             a.tokens[d] = a.targets[d];
         else if (params[0] > 0)
             draws = true;
         else
-            a.tokens[d] = best >= 0 ? best : best = find_first(logits, a.vocab, max);
+            a.tokens[d] = best;
     }
     if (draws) {
         Distribution distribution(logits, a.vocab, max, params, a.limits[row * 2], scratch);
