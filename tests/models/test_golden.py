@@ -58,7 +58,7 @@ def load(path: Path) -> LoadedModel:
 
 def check(model: LoadedModel, golden: Golden) -> None:
     """Logits of all rows, in one step and in chunks, and the greedy tokens, one by one."""
-    for chunks in ([], [1, 1, 1, 30, 17], [50] + [1] * 30):
+    for chunks in ([], [1, 1, 1, 30, 17]):
         sequence = reference_sequence(model, len(golden.tokens))
         logits = sequence.extend_in(chunks, golden.tokens)
         np.testing.assert_allclose(logits, golden.logits, atol=TOLERANCE)
