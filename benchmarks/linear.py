@@ -32,6 +32,8 @@ def weights_of(dtype: str, rows: int, cols: int, footprint: float) -> list[_nati
     block, size = BLOCK_BYTES[dtype]
     raw = np.zeros((rows * cols // block, size), np.uint8)
     raw[:, size // 2 :] = 0x11  # ordinary numbers in every type: half 0x1111, float 1.1e-28
+    if dtype == "MXFP4":
+        raw[:, 0] = 120
     count = max(1, int(footprint * 1e6 / raw.nbytes))
     return [_native.PackedWeight(dtype, rows, cols, raw.ravel()) for _ in range(count)]
 
@@ -56,6 +58,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=SHAPES, default="smollm2")
+    parser.add_argument(
+        "--shapes", nargs="+", metavar="OUTxIN", help="instead of a model's, such as 2048x2048"
+    )
     parser.add_argument("--types", nargs="+", default=["Q4_1", "Q8_0"], choices=BLOCK_BYTES, metavar="TYPE")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 64, 512])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
@@ -69,9 +74,12 @@ def main() -> None:
     print(
         f"{'variant':8} {'type':6} {'shape':>12} {'threads':>7} {'M':>5} {'us':>9} {'GB/s':>7} {'GOP/s':>7}"
     )
+    shapes = SHAPES[args.model]
+    if args.shapes:
+        shapes = [(int(rows), int(cols)) for rows, _, cols in (shape.partition("x") for shape in args.shapes)]
     rng = np.random.default_rng(0)
     for dtype in args.types:
-        for rows, cols in SHAPES[args.model]:
+        for rows, cols in shapes:
             weights = weights_of(dtype, rows, cols, args.footprint)
             for variant in args.variants:
                 _native.set_variant(variant)

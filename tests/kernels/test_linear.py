@@ -12,7 +12,7 @@ from leafage.kernels.native_linear import Linear
 from leafage.kernels.reference_linear import fma, linear, quantize_activations
 from tests.kernels.weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
 
-BATCHES = (1, 2, 3, 7, 16, 17, 33, 64)
+BATCHES = (1, 2, 3, 4, 5, 7, 9, 16, 17, 33, 64)
 
 
 AMX = "avx512" in _native.variants() and _native.use_amx(True)

@@ -6,9 +6,7 @@
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 
-#define LEAFAGE_INLINE static inline __attribute__((always_inline))
-
-#include "linear_quantize_impl.h"
+#include "linear_common_impl.h"
 
 static inline void find_absmax(const float* x, int n, RowPass& pass) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
@@ -292,11 +290,11 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
         const uint8_t* scales = panel + size_t(k / kGroup) * f.group_bytes();
         uint8_t* at = to;
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
+            fetch_ahead<T>(panel + size_t(g) * f.group_bytes(), scales, g, k / kGroup);
             for (int half = 0; half < 2; ++half) {
                 unpack_codes<T>(panel + size_t(g) * f.group_bytes() + 32 * half, at + 32 * half);
                 unpack_scales<T>(scales, g, 8 * half, reinterpret_cast<float*>(at + 512) + 8 * half);
             }
-            _mm_prefetch(reinterpret_cast<const char*>(panel + size_t(g) * f.group_bytes() + 2048), _MM_HINT_T0);
         }
         return to;
     } else if constexpr (T == Dtype::F32) {
@@ -341,8 +339,6 @@ static inline void store_rows(const LinearArgs& a, int first_row, int rows, int 
 }
 
 #include "linear_types_impl.h"
-
-#undef LEAFAGE_INLINE
 
 }  // namespace LEAFAGE_ISA_NAMESPACE
 }  // namespace leafage

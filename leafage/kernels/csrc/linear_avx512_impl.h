@@ -7,9 +7,7 @@
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 
-#define LEAFAGE_INLINE static inline __attribute__((always_inline))
-
-#include "linear_quantize_impl.h"
+#include "linear_common_impl.h"
 
 static inline void find_absmax(const float* x, int n, RowPass& pass) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -48,23 +46,6 @@ LEAFAGE_INLINE __m512 load_i8(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 LEAFAGE_INLINE __m512 negate(__m512 v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.0f)); }
-
-// What is fetched ahead of the group in use. A panel's scales lie behind its codes, the next panel follows.
-constexpr int kAheadBytes = 6144;
-
-template <Dtype T>
-LEAFAGE_INLINE void fetch_ahead(const uint8_t* codes, const uint8_t* scales, int g, int groups) {
-    constexpr Format f = format_of(T);
-    constexpr int code_bytes = f.group_bytes(), scale_bytes = f.scale_bytes / f.scale_groups;  // per group
-    constexpr int ahead = kAheadBytes / (f.group_bytes() + scale_bytes);
-    const int to_codes = groups * scale_bytes, to_scales = groups * f.group_bytes();
-    const bool next_panel = g + ahead >= groups;
-    codes += ahead * f.group_bytes() + (next_panel ? to_codes : 0);
-    scales += (g + ahead) * scale_bytes + (next_panel ? to_scales : 0);
-#pragma GCC unroll 8
-    for (int i = 0; i < code_bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + i), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(scales), _MM_HINT_T0);
-}
 
 // Codes of a group as 8 quads of bytes q + bias (Signed: q itself).
 template <Dtype T, bool Signed>
@@ -427,8 +408,6 @@ static inline void store_rows(const LinearArgs& a, int first_row, int rows, int 
 }
 
 #include "linear_types_impl.h"
-
-#undef LEAFAGE_INLINE
 
 }  // namespace LEAFAGE_ISA_NAMESPACE
 }  // namespace leafage

@@ -24,6 +24,11 @@ struct RowTiles {
     TileLayout layout;
     int rows, count;
     const AmxKernels* amx;  // null: not for this call
+
+    int rows_of(int tile) const {
+        int left = rows - tile * layout.tile_rows;
+        return left < layout.tile_rows ? left : layout.tile_rows;
+    }
 };
 
 // Rows that a kernel computes for n real ones.
@@ -57,7 +62,7 @@ static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_inde
         const uint8_t* weights = (amx ? type.unpack_signed : type.unpack)(panel, layout.k, begin, end, unpacked);
         auto* amx_tile = amx ? x.amx->tile[f.subgroups - 1][f.has_min] : nullptr;
         for (int t = first_tile; t < end_tile; ++t) {
-            const int rows = x.rows - t * kTileRows < kTileRows ? x.rows - t * kTileRows : kTileRows;
+            const int rows = x.rows_of(t);
             const uint8_t* tile = x.base + size_t(t) * layout.bytes;
             float* tile_acc = acc + (t - first_tile) * 2 * kTileRows * kPanel;
             if (end == units) prefetch_rows(a, t * kTileRows, rows, column);
@@ -81,17 +86,18 @@ static void linear(const LinearArgs& a, Worker& worker) {
     }
     const int tile_rows = a.rows <= kDirectRows ? kernel_rows(a.rows) : kTileRows;
     RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), nullptr};
-    if (LEAFAGE_HAS_AMX && a.rows > kDirectRows) x.amx = amx_kernels();
+    if (LEAFAGE_HAS_AMX && a.rows > kDirectRows && mask != 1u << kFloatRows) x.amx = amx_kernels();
     if (a.rows <= kPrivateRows && x.layout.bytes <= kPrivateBytes) {
         // Cheaper for every thread to quantize the few rows itself than to wait for the others.
         uint8_t* tile = worker.scratch + kUnpackBytes + kAccBytes;
-        fill_tile(a.x, a.ldx, a.rows, mask, x.layout, tile);
+        fill_tile(a.x, a.ldx, a.rows, mask, x.layout, 0, 1, tile);
         x.base = tile;
     } else {
-        for (int t = worker.index; t < x.count; t += worker.count) {
-            int rows = a.rows - t * tile_rows < tile_rows ? a.rows - t * tile_rows : tile_rows;
-            fill_tile(a.x + size_t(t) * tile_rows * size_t(a.ldx), a.ldx, rows, mask, x.layout,
-                      a.shared + size_t(t) * x.layout.bytes);
+        const int parts = int(ceil_div(worker.count, x.count));
+        for (int i = worker.index; i < x.count * parts; i += worker.count) {
+            const int t = i / parts;
+            fill_tile(a.x + size_t(t) * size_t(tile_rows) * size_t(a.ldx), a.ldx, x.rows_of(t), mask, x.layout, i % parts,
+                      parts, a.shared + size_t(t) * x.layout.bytes);
         }
         worker.barrier();
     }
@@ -121,6 +127,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
     if (x.amx) x.amx->end();
 }
 
+// Rows of the table: every thread takes whole rows.
 static void embed(const EmbedArgs& a, Worker& worker) {
     const int cols = a.table->cols;
     for (int64_t r; (r = worker.take()) < a.rows;) {
@@ -133,3 +140,6 @@ static void embed(const EmbedArgs& a, Worker& worker) {
 
 }  // namespace LEAFAGE_ISA_NAMESPACE
 }  // namespace leafage
+
+#undef LEAFAGE_INLINE
+#undef LEAFAGE_HAS_AMX

@@ -4,7 +4,7 @@
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 
-#include "linear_quantize_impl.h"
+#include "linear_common_impl.h"
 
 static inline void find_absmax(const float* x, int n, RowPass& pass) {
     for (int g = 0; g < n; ++g) {

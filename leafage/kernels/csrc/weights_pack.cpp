@@ -127,7 +127,10 @@ inline void write_scales(uint8_t* record, int lane, const uint8_t* b) {
         std::memcpy(record + 2 * lane, b, 2);
         std::memcpy(record + 32 + 2 * lane, b + 2, 2);
     } else if constexpr (kind == Scales::kE8M0) {
-        record[lane] = b[0];
+        // A block of zeros may have any exponent: not one whose scale is subnormal and slow.
+        uint32_t codes = 0;
+        for (int i = 1; i < 17; i += 4) codes |= load32(b + i);
+        record[lane] = (codes & 0x77777777u) == 0 ? 127 : b[0];
     } else if constexpr (kind == Scales::kSub8Min) {
         uint8_t scale[8], min[8];
         six_bit_pairs(b + 4, scale, min);
@@ -170,6 +173,8 @@ void pack_panel(const PackedWeight& w, uint8_t* panel, const uint8_t* raw, int l
     constexpr int groups_per_block = f.block / kGroup;
     const int blocks = w.cols / f.block;
     uint8_t* scales = panel + size_t(w.groups()) * f.group_bytes();
+    if (f.scales == Scales::kE8M0 && lanes < kPanel)  // lanes without a row: see write_scales
+        std::memset(scales, 127, size_t(blocks) * f.scale_bytes);
     const size_t row_bytes = size_t(blocks) * f.block_bytes;
     for (int s = 0; s < blocks; ++s)
         for (int lane = 0; lane < lanes; ++lane) {

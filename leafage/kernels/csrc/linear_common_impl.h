@@ -1,4 +1,23 @@
-// Quantization of activation rows into a tile. Included inside the namespace of an instruction set.
+// What the kernels share: fetching weights ahead, quantizing activation rows into a tile. Included inside the
+// namespace of an instruction set.
+
+#define LEAFAGE_INLINE static inline __attribute__((always_inline))
+
+// What is fetched ahead of the group in use. A panel's scales lie behind its codes, the next panel follows.
+constexpr int kAheadBytes = 6144;
+
+template <Dtype T>
+LEAFAGE_INLINE void fetch_ahead(const uint8_t* codes, const uint8_t* scales, int g, int groups) {
+    constexpr Format f = format_of(T);
+    constexpr int code_bytes = f.group_bytes(), scale_bytes = f.scale_bytes / f.scale_groups;  // per group
+    constexpr int ahead = kAheadBytes / (code_bytes + scale_bytes);
+    const bool next_panel = g + ahead >= groups;
+    codes += ahead * code_bytes + (next_panel ? groups * scale_bytes : 0);
+    scales += (g + ahead) * scale_bytes + (next_panel ? groups * code_bytes : 0);
+#pragma GCC unroll 8
+    for (int i = 0; i < code_bytes; i += 64) __builtin_prefetch(codes + i);
+    __builtin_prefetch(scales);
+}
 
 static inline uint32_t float_bits(float f) {
     uint32_t u;
@@ -56,15 +75,18 @@ static inline void write_aux(uint8_t* tile, const TileLayout& layout, unsigned m
     }
 }
 
-// x [rows, k] into the tile; rows up to tile_rows become zero.
-static void fill_tile(const float* x, int ldx, int rows, unsigned mask, const TileLayout& layout, uint8_t* tile) {
+// Part `part` of `parts` of the inputs of x [rows, k] into the tile; rows up to tile_rows become zero.
+static void fill_tile(const float* x, int ldx, int rows, unsigned mask, const TileLayout& layout, int part, int parts,
+                      uint8_t* tile) {
+    const size_t tile_rows = size_t(layout.tile_rows);
+    const int begin = int(int64_t(layout.groups) * part / parts), end = int(int64_t(layout.groups) * (part + 1) / parts);
     RowPass pass;
-    for (int r = 0; r < layout.tile_rows && layout.groups > 0; ++r) {
+    for (int r = 0; r < layout.tile_rows && begin < end; ++r) {
         if (r == rows) std::memset(&pass, 0, sizeof pass);
-        for (int g = 0; g < layout.groups; g += kPassGroups) {
-            const int n = layout.groups - g < kPassGroups ? layout.groups - g : kPassGroups;
-            auto* q = reinterpret_cast<int8_t*>(tile) + (size_t(g) * size_t(layout.tile_rows) + size_t(r)) * kGroup;
-            const size_t q_stride = size_t(layout.tile_rows) * kGroup;
+        for (int g = begin; g < end; g += kPassGroups) {
+            const int n = end - g < kPassGroups ? end - g : kPassGroups;
+            auto* q = reinterpret_cast<int8_t*>(tile) + (size_t(g) * tile_rows + size_t(r)) * kGroup;
+            const size_t q_stride = tile_rows * kGroup;
             if (r < rows) {
                 const float* from = x + size_t(r) * size_t(ldx) + size_t(g) * kGroup;
                 find_absmax(from, n, pass);
@@ -77,9 +99,10 @@ static void fill_tile(const float* x, int ldx, int rows, unsigned mask, const Ti
         }
     }
     if (mask & (1u << kFloatRows)) {
+        const int first = int(int64_t(layout.k) * part / parts), last = int(int64_t(layout.k) * (part + 1) / parts);
         auto* to = reinterpret_cast<float*>(tile + layout.floats);
         for (int r = 0; r < layout.tile_rows; ++r)
-            for (int i = 0; i < layout.k; ++i)
-                to[size_t(i) * size_t(layout.tile_rows) + size_t(r)] = r < rows ? x[size_t(r) * size_t(ldx) + size_t(i)] : 0.0f;
+            for (int i = first; i < last; ++i)
+                to[size_t(i) * tile_rows + size_t(r)] = r < rows ? x[size_t(r) * size_t(ldx) + size_t(i)] : 0.0f;
     }
 }
