@@ -116,6 +116,11 @@ class NativeProgram:
         _native.copy_blocks(self.kv.array(), pairs, self._native.num_threads)
 
     @property
+    def compiled(self) -> _native.Program:
+        """The compiled program, for whoever shares its threads."""
+        return self._native
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of activations and tables, without weights and KV pool."""
         return int(self._native.num_bytes)

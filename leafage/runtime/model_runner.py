@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class LocalExecutor:
         self.block_size = block_size
         self.vocab_size = model.program.vocab_size
         self.program: RunnableProgram
+        threads_of: Any = None
         if model.compute == "float32":
             from leafage.kernels.reference import ReferenceProgram
 
@@ -55,7 +56,7 @@ class LocalExecutor:
         else:
             from leafage.kernels.native import NativeProgram
 
-            self.program = NativeProgram(
+            native = NativeProgram(
                 model.program,
                 model.weights,
                 num_blocks=num_blocks,
@@ -64,7 +65,8 @@ class LocalExecutor:
                 max_position=max_model_len,
                 num_threads=num_threads,
             )
-        self.sampler = Sampler(self.vocab_size)
+            self.program, threads_of = native, native.compiled
+        self.sampler = Sampler(self.vocab_size, threads_of)
 
     def execute(self, batch: Batch) -> StepOutput:
         """Copies, then the forward pass, then sampling.
