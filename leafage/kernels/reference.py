@@ -26,7 +26,7 @@ def tile_rows() -> int:
     """Rows of every matrix product: the largest number at which this BLAS gives a row the same bits wherever
     it stands in the tile. BLAS uses other code, with other rounding, for other numbers of rows, and some
     libraries do so for the rows at the end of one product too; so this is tried, once per process. Another
-    number of BLAS threads may give other bits (OpenBLAS: with its AVX2 kernels, not with those for AVX-512)."""
+    number of BLAS threads may give other bits (OpenBLAS: with its AVX2 kernels, not with AVX-512 ones)."""
     rng = np.random.default_rng(0)
     for rows in (32, 8, 4):
         same = True
