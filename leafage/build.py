@@ -150,7 +150,13 @@ def load_assets(config: EngineConfig, *, on_progress: Callable[[int, int], None]
     with open_model(path) as model_file:
         tokenizer = _tokenizer(model_file)
         quantize = cast("Literal['q8', 'q4'] | None", config.quantize)  # which EngineConfig has checked
-        model = load_model(model_file, compute=config.compute, quantize=quantize, progress=on_progress)
+        model = load_model(
+            model_file,
+            compute=config.compute,
+            quantize=quantize,
+            num_threads=_threads(config),
+            progress=on_progress,
+        )
         return Assets(
             model=model,
             tokenizer=tokenizer,
@@ -178,7 +184,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         kv_bytes_per_token=model.num_kv_bytes_per_token,
         context_length=info.context_length,
     )
-    threads = available_cpus() if config.threads is None else config.threads
+    threads = _threads(config)
     executor = LocalExecutor(
         model,
         num_blocks=plan.num_blocks,
@@ -273,6 +279,10 @@ def plan_memory(
         max_model_len=max_model_len,
         context_length=context_length,
     )
+
+
+def _threads(config: EngineConfig) -> int:
+    return available_cpus() if config.threads is None else config.threads
 
 
 def _locate(name: str) -> Path:

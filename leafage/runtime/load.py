@@ -47,6 +47,7 @@ def load_model(
     *,
     compute: str = "fast",
     quantize: Literal["q8", "q4"] | None = None,
+    num_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Build the program of the file's architecture and load its weights.
@@ -55,6 +56,7 @@ def load_model(
         compute: "fast" or "float32".
         quantize: None, "q8" or "q4": quantize F32, F16 and BF16 matrices while loading; rows that are no
             multiple of 32 stay as they are.
+        num_threads: threads that repack a matrix.
         progress: called with (bytes done, bytes in all) as weights are packed.
 
     Raises:
@@ -77,7 +79,7 @@ def load_model(
     done = 0
     for weight in names:
         tensor = tensors.raw(weight.name)
-        weights[weight.name] = _load(tensor, weight, compute, quantize)
+        weights[weight.name] = _load(tensor, weight, compute, quantize, num_threads)
         done += tensor.data.nbytes
         model_file.release(tensor)
         if progress is not None:
@@ -91,11 +93,13 @@ def _weights_of(program: Program) -> list[Weight]:
     return list({w.name: w for op in program.ops for w in op.weights}.values())
 
 
-def _load(tensor: Tensor, weight: Weight, compute: str, quantize: Literal["q8", "q4"] | None) -> Any:
+def _load(
+    tensor: Tensor, weight: Weight, compute: str, quantize: Literal["q8", "q4"] | None, num_threads: int
+) -> Any:
     if quantize is not None:
         tensor = quantize_tensor(tensor, quantize)
     if compute == "float32":
         return np.ascontiguousarray(dequantize(tensor.dtype, tensor.data, (weight.rows, weight.cols)))
     from leafage.kernels import _native
 
-    return _native.PackedWeight(tensor.dtype, weight.rows, weight.cols, tensor.data)
+    return _native.PackedWeight(tensor.dtype, weight.rows, weight.cols, tensor.data, num_threads)
