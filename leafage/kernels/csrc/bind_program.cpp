@@ -4,6 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+#include <string>
+
 #include "program.h"
 #include "weights.h"
 
@@ -16,10 +19,22 @@ namespace {
 
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// Arrays of a step, in the order of kernels/step_inputs.py.
 StepView view(const Ints& token_ids, const Ints& positions, const Ints& slots, const Ints& item_rows,
               const Ints& item_num_rows, const Ints& item_starts, const Ints& table_offsets, const Ints& tables,
               const Ints& logit_rows) {
-    return {int(token_ids.shape(0)), int(item_rows.shape(0)), int(logit_rows.shape(0)), token_ids.data(),
+    auto of_length = [](const char* name, const Ints& array, size_t expected) {
+        if (array.shape(0) != expected)
+            throw std::invalid_argument(std::string("expected ") + name + " of length " + std::to_string(expected) +
+                                        ", got " + std::to_string(array.shape(0)));
+    };
+    const size_t rows = token_ids.shape(0), items = item_rows.shape(0);
+    of_length("positions", positions, rows);
+    of_length("slots", slots, rows);
+    of_length("item_num_rows", item_num_rows, items);
+    of_length("item_starts", item_starts, items);
+    of_length("table_offsets", table_offsets, items);
+    return {int(rows), int(items), int(logit_rows.shape(0)), int(tables.shape(0)), token_ids.data(),
             positions.data(), slots.data(), item_rows.data(), item_num_rows.data(), item_starts.data(),
             table_offsets.data(), tables.data(), logit_rows.data()};
 }
@@ -33,6 +48,12 @@ Op unary(OpKind kind, int in, int out) {
 }
 
 }  // namespace
+
+// No conversion: an array of another type is a mistake of the caller, not ours to copy.
+#define LEAFAGE_STEP_ARGS \
+    "token_ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(), \
+    "item_rows"_a.noconvert(), "item_num_rows"_a.noconvert(), "item_starts"_a.noconvert(), \
+    "table_offsets"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert()
 
 void bind_program(nb::module_& m) {
     nb::class_<KVCache>(m, "KVCache")
@@ -119,16 +140,18 @@ void bind_program(nb::module_& m) {
             p.add(std::move(op));
         })
         .def("finish", &Program::finish, "max_k"_a, "max_heads"_a, "head_dim"_a)
-        .def("run", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i) {
+        .def("run", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i,
+                       int vocab_size, int max_position) {
             StepView step = view(a, b, c, d, e, f, g, h, i);
+            p.check(step, vocab_size, max_position);
             nb::gil_scoped_release release;
             p.run(step);
-        })
+        }, LEAFAGE_STEP_ARGS, "vocab_size"_a, "max_position"_a)
         .def("run_head", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i, int first) {
             StepView step = view(a, b, c, d, e, f, g, h, i);
             nb::gil_scoped_release release;
             p.run_head(step, first);
-        })
+        }, LEAFAGE_STEP_ARGS, "first"_a)
         .def("logits", [](Program& p) {
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
                 const_cast<float*>(p.logits()), {size_t(p.max_logit_rows()), size_t(p.logits_width())}, nb::find(p));

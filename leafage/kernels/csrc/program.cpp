@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <new>
+#include <stdexcept>
+#include <string>
 
 namespace leafage {
 
@@ -78,6 +80,41 @@ void Program::finish(int max_k, int max_heads, int head_dim) {
 }
 
 const float* Program::logits() const { return buffers_.back().data; }
+
+void Program::check(const StepView& step, int vocab_size, int max_position) const {
+    auto in_range = [](const char* name, const int32_t* values, int count, int64_t low, int64_t high) {
+        int32_t least = INT32_MAX, most = INT32_MIN;
+        for (int i = 0; i < count; ++i) {
+            least = std::min(least, values[i]);
+            most = std::max(most, values[i]);
+        }
+        if (count > 0 && (least < low || most >= high))
+            throw std::invalid_argument(std::string("expected ") + name + " in [" + std::to_string(low) + ", " +
+                                        std::to_string(high) + "), got " + std::to_string(least) + " to " +
+                                        std::to_string(most));
+    };
+    if (step.num_rows < 1 || step.num_rows > max_rows_)
+        throw std::invalid_argument("expected 1 to " + std::to_string(max_rows_) + " rows, got " +
+                                    std::to_string(step.num_rows));
+    in_range("token_ids", step.token_ids, step.num_rows, 0, vocab_size);
+    in_range("positions", step.positions, step.num_rows, 0, max_position);
+    in_range("slots", step.slots, step.num_rows, -1, int64_t(kv_->num_blocks_) * kv_->block_size_);
+    in_range("tables", step.tables, step.num_table_entries, 0, kv_->num_blocks_);
+    in_range("logit_rows", step.logit_rows, step.num_logit_rows, 0, step.num_rows);
+    for (int i = 0; i < step.num_items; ++i) {
+        int64_t row = step.item_rows[i], count = step.item_num_rows[i], begin = step.table_offsets[i];
+        int64_t end = i + 1 < step.num_items ? step.table_offsets[i + 1] : step.num_table_entries;
+        if (step.item_starts[i] < 0 || count < 1 || begin < 0 || end > step.num_table_entries ||
+            (end - begin) * kv_->block_size_ < step.item_starts[i] + count)
+            throw std::invalid_argument("expected block tables that cover every position of item " + std::to_string(i) +
+                                        ", got " + std::to_string(end - begin) + " blocks for " +
+                                        std::to_string(step.item_starts[i] + count) + " tokens");
+        if (row < 0 || row + count > step.num_rows)
+            throw std::invalid_argument("expected items inside the step's " + std::to_string(step.num_rows) +
+                                        " rows, got rows " + std::to_string(row) + " to " +
+                                        std::to_string(row + count));
+    }
+}
 
 void Program::prepare(const StepView& step) {
     items_.resize(size_t(step.num_items));

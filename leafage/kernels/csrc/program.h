@@ -28,7 +28,7 @@ class KVCache {
 
 // Views of the arrays of kernels/step_inputs.py.
 struct StepView {
-    int num_rows, num_items, num_logit_rows;
+    int num_rows, num_items, num_logit_rows, num_table_entries;
     const int32_t *token_ids, *positions, *slots;
     const int32_t *item_rows, *item_num_rows, *item_starts, *table_offsets, *tables, *logit_rows;
 };
@@ -58,6 +58,9 @@ class Program {
     void add_rope(std::vector<float> table, int rotary_dim, bool interleaved);
     // All ops added: allocate the shared scratch.
     void finish(int max_k, int max_heads, int head_dim);
+
+    // Throws std::invalid_argument, naming the array, when a step would read or write out of bounds.
+    void check(const StepView& step, int vocab_size, int max_position) const;
 
     // The whole forward pass; logits of the first min(L, max_logit_rows) logit rows.
     void run(const StepView& step);
