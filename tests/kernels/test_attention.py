@@ -41,7 +41,7 @@ def check_against_oracle(
         got = native_attention.attention(
             q, layer, inputs, **options, num_threads=num_threads, variant=variant
         )
-        bound = error_bound(q, sequences, pieces, scale, variant == "avx512-dot")
+        bound = error_bound(q, sequences, pieces, scale, variant in ("avx512-dot", "avx512-amx"))
         allowed = magnitude * np.repeat(bound, sequences.head_dim, axis=1)
         worst = np.max(np.abs(got - expected) / allowed)
         assert worst <= 1.0, f"{variant}: {worst} times the bound"

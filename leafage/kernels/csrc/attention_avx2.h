@@ -10,6 +10,7 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 struct Fma {
     using Operand = float;
+    static constexpr int kBlockRows = 24;
     static constexpr int kScoreRows = 4, kValueRows = 4;
     static constexpr int score_tiles(int) { return 1; }
     static constexpr int value_blocks(int) { return 1; }

@@ -1,8 +1,10 @@
-// Scores and weighted values in 512-bit registers, two ways: with bf16 dot products (one per cycle on AMD) and
-// with K and V widened to float (Intel runs a dot product at a quarter of the rate of two FMAs).
+// Scores and weighted values, three ways: with bf16 dot products in 512-bit registers (one or two per cycle on
+// AMD), with K and V widened to float (Intel runs a dot product in two cycles, which do twice the work in FMAs),
+// and on AMX tiles.
 #pragma once
 #include <immintrin.h>
 
+#include "attention_amx.h"
 #include "attention_scratch.h"
 #include "simd16.h"
 
@@ -12,6 +14,7 @@ namespace LEAFAGE_ISA_NAMESPACE {
 // Operands are bf16 pairs, sums are float.
 struct Dot {
     using Operand = uint16_t;
+    static constexpr int kBlockRows = 24;
     static constexpr int kScoreRows = 8, kValueRows = 6;
     static constexpr int score_tiles(int rows) { return rows <= 4 ? 4 : 2; }
     static constexpr int value_blocks(int) { return 4; }
@@ -89,6 +92,7 @@ struct Dot {
 // Operands are floats.
 struct Fma {
     using Operand = float;
+    static constexpr int kBlockRows = 24;
     static constexpr int kScoreRows = 12, kValueRows = 12;
     static constexpr int score_tiles(int rows) { return rows <= 4 ? 4 : 2; }
     static constexpr int value_blocks(int rows) { return rows <= 4 ? 4 : 2; }
@@ -161,6 +165,14 @@ struct Fma {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
                 _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))))};
     }
+};
+
+// Operands are bf16 pairs; the work is in attention_amx.cpp. A tile instruction adds the products of the first
+// and of the second of each pair apart, so its bits are its own; they do not depend on the other rows.
+struct Amx {
+    using Operand = uint16_t;
+    static constexpr int kBlockRows = 32;
+    static void store(Operand* p, simd::V16 x) { Dot::store(p, x); }
 };
 
 }  // namespace LEAFAGE_ISA_NAMESPACE

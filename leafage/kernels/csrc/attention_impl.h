@@ -40,7 +40,7 @@ static void kv_write(const KVWriteArgs& a, Worker& worker) {
 
 template <class A>
 static void attention_by(const AttentionArgs& a, Worker& worker) {
-    Plan plan(a, worker.count);
+    Plan plan(a, worker.count, A::kBlockRows);
     Attend<A> attend(a, plan, *reinterpret_cast<AttentionScratch*>(worker.scratch));
     for (int round = 0; round < plan.num_rounds; ++round) {
         int64_t ticket = worker.take(), first = 0, base = 0;
@@ -71,16 +71,18 @@ static void attention_by(const AttentionArgs& a, Worker& worker) {
 }
 
 #if defined(LEAFAGE_AVX512)
-// The bits differ: chosen once per machine, never per call.
-static void attention(const AttentionArgs& a, Worker& worker) {
-    static const bool dot = bf16_dot_is_fast();
-    if (dot)
-        attention_by<Dot>(a, worker);
-    else
-        attention_by<Fma>(a, worker);
-}
 void attention_dot(const AttentionArgs& a, Worker& worker) { attention_by<Dot>(a, worker); }
 void attention_fma(const AttentionArgs& a, Worker& worker) { attention_by<Fma>(a, worker); }
+void attention_tiles(const AttentionArgs& a, Worker& worker) {
+    attention_amx()->begin();
+    attention_by<Amx>(a, worker);
+    attention_amx()->end();
+}
+// The bits differ: chosen once per machine, never per call.
+static void attention(const AttentionArgs& a, Worker& worker) {
+    static const auto way = attention_amx() != nullptr ? attention_tiles : bf16_dot_is_fast() ? attention_dot : attention_fma;
+    way(a, worker);
+}
 #elif defined(LEAFAGE_AVX2)
 static void attention(const AttentionArgs& a, Worker& worker) { attention_by<Fma>(a, worker); }
 #else

@@ -8,6 +8,7 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 struct Plain {
     using Operand = float;
+    static constexpr int kBlockRows = 24;
     static constexpr int kScoreRows = 1, kValueRows = 1;
     static constexpr int score_tiles(int) { return 1; }
     static constexpr int value_blocks(int) { return 1; }

@@ -35,7 +35,9 @@ class Plan {
     // A KV head whose group is larger than kGroupHeads counts as several virtual ones.
     int virtual_heads, group_heads, heads_per_kv;
 
-    Plan(const AttentionArgs& a, int num_threads) : a_(a), threads_(num_threads) {
+    // block_rows: query rows that share each K/V load, at most.
+    Plan(const AttentionArgs& a, int num_threads, int block_rows)
+        : a_(a), threads_(num_threads), block_rows_(block_rows) {
         int group = a.num_heads / a.kv.num_kv_heads, cut = 1;
         while (group % cut != 0 || group / cut > kGroupHeads) ++cut;
         group_heads = group / cut;
@@ -70,7 +72,7 @@ class Plan {
         int low = a_.window > 0 && it.start - a_.window + 1 > 0 ? it.start - a_.window + 1 : 0;
         ItemPlan p{i, low / kPartition, 0, 0, 1, 0, false, base};
         p.num_parts = last / kPartition - p.first_part + 1;
-        p.queries = kBlockRows / group_heads;
+        p.queries = block_rows_ / group_heads;
         if (p.queries > it.num_rows) p.queries = it.num_rows;
         bool few_rows = it.num_rows * group_heads <= kSplitRows;
         int all_heads = kStateRows / (p.queries * group_heads);
@@ -152,7 +154,7 @@ class Plan {
     int64_t stride() const { return int64_t(partial_floats(a_.kv.head_dim)); }
 
     const AttentionArgs& a_;
-    int threads_;
+    int threads_, block_rows_;
     bool may_split_ = true;
     int64_t total_ = 0, limit_ = 0;
 };

@@ -4,18 +4,28 @@
 
 namespace leafage {
 
-// Query rows (query x head of a group) that share each K/V load, at most.
-constexpr int kBlockRows = 24;
+// Query rows (query x head of a group) that share each K/V load, at most; each way has its own number.
+constexpr int kMaxBlockRows = 32;
 // Tasks of at most this many rows are bound by memory: they fetch ahead.
 constexpr int kFewRows = 8;
 // Rows whose running state a task carries, at most (a decode task takes several KV heads).
 constexpr int kStateRows = 64;
 // Query heads of one KV head that a task takes, at most.
-constexpr int kGroupHeads = kBlockRows;
+constexpr int kGroupHeads = 24;
 // Items of at most this many rows may be split over partitions.
 constexpr int kSplitRows = 16;
 // Floats per row of scores; a little more than a partition so that rows fall in different cache sets.
 constexpr int kScoreStride = kPartition + 16;
+
+// Bring a line into the cache. Not the builtin: GCC 12 takes a function that only prefetches for one without
+// effect and drops its calls.
+static inline void fetch_line(const void* p) {
+#if defined(__x86_64__)
+    asm volatile("prefetcht0 %0" ::"m"(*static_cast<const char*>(p)));
+#else
+    __builtin_prefetch(p);
+#endif
+}
 
 // What to bring into the cache while scores are computed: lines at an offset of the K tiles that come next, and
 // of the V tiles of the same tokens.
@@ -26,8 +36,8 @@ struct Ahead {
     template <int NT>
     void fetch(int offset) const {
         for (int n = 0; n < NT; ++n) {
-            __builtin_prefetch(k[n] + offset);
-            __builtin_prefetch(v[n] + offset);
+            fetch_line(k[n] + offset);
+            fetch_line(v[n] + offset);
         }
     }
 };
@@ -36,8 +46,8 @@ struct Ahead {
 static inline size_t partial_floats(int head_dim) { return size_t(head_dim) + 16; }
 
 struct alignas(64) AttentionScratch {
-    static constexpr int kPadded = (kBlockRows + 15) / 16 * 16;
-    float scores[kBlockRows * kScoreStride];      // overwritten by the weights p
+    static constexpr int kPadded = (kMaxBlockRows + 15) / 16 * 16;
+    float scores[kMaxBlockRows * kScoreStride];   // overwritten by the weights p
     float q[kStateRows * kMaxHeadDim];            // operands of the variant, at most float
     float acc[kStateRows * kMaxHeadDim];
     float max[kStateRows], sum[kStateRows];       // running

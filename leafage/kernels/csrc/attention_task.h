@@ -1,5 +1,7 @@
 // The work of one task: some rows of one item, some KV heads, a run of partitions.
 #pragma once
+#include <type_traits>
+
 #include "attention_plan.h"
 #include "attention_tiles.h"
 #if defined(LEAFAGE_AVX512)
@@ -20,6 +22,18 @@ constexpr float kNoMax = -3.0e38f;
 constexpr int fewer_rows(int rows) {
     return rows > 12 ? 12 : rows > 8 ? 8 : rows > 6 ? 6 : rows > 4 ? 4 : rows - 1;
 }
+
+#if defined(LEAFAGE_AVX512)
+static inline int score_rows(const uint16_t* q, int hd, const Tiles& tiles, bool ahead, float* s) {
+    attention_amx()->scores(q, hd, tiles.k, tiles.count, ahead ? tiles.v : nullptr, s);
+    return 16;
+}
+static inline int value_rows(const uint16_t* p, int rows, const uint16_t* const* v, int tiles, int hd, float* out,
+                             const float* keep, const float* take) {
+    attention_amx()->values(p, rows < 16 ? rows : 16, v, tiles, hd, out, keep, take);
+    return 16;
+}
+#endif
 
 // Scores of up to MR rows, as many as fit the next smaller kernel; returns how many. Many rows find K in the
 // cache, few rows (decode) fetch it ahead.
@@ -216,7 +230,7 @@ class Attend {
         for (int i = 0; i < t.num_queries; ++i) {
             const float* out = a_.out + int64_t(a_.items[t.item].row + t.query + i) * a_.ldo +
                                query_head(t.head, 0) * a_.kv.head_dim;
-            for (int d = 0; d < width; d += 16) __builtin_prefetch(out + d, 1);
+            for (int d = 0; d < width; d += 16) fetch_line(out + d);
         }
     }
 
@@ -238,8 +252,7 @@ class Attend {
 
         const Operand* q = reinterpret_cast<const Operand*>(s_.q) + int64_t(h) * rows_ * hd;
         bool few = rows_ <= kFewRows;
-        for (int r = 0; r < rows_;)
-            r += score_rows<A, A::kScoreRows>(q + r * hd, rows_ - r, hd, tiles, few, s_.scores + r * kScoreStride);
+        for (int r = 0; r < rows_;) r += scores(q + r * hd, rows_ - r, tiles, few, s_.scores + r * kScoreStride);
         if (few) fetch_next(t, part, h, tiles);
 
         int base = tiles.first * kTile;
@@ -255,22 +268,38 @@ class Attend {
         float* acc = s_.acc + int64_t(h) * rows_ * hd;
         if (edges_finite(tiles, low(last), first)) {
             for (int r = 0; r < rows_;)
-                r += value_rows<A, A::kValueRows>(weights(r), rows_ - r, tiles.v, tiles.count, hd, acc + r * hd,
-                                                  keep ? keep + r : nullptr, s_.take + r);
+                r += values(r, rows_ - r, tiles.v, tiles.count, acc, keep);
         } else {
             const uint16_t* v[kPartition / kTile];
             for (int r = 0; r < rows_; ++r) {
                 int position = first + r / group;
                 clean_tiles(tiles, low(position), position, hd, s_.clean, v);
-                value_rows<A, 1>(weights(r), 1, v, tiles.count, hd, acc + r * hd, keep ? keep + r : nullptr,
-                                 s_.take + r);
+                values(r, 1, v, tiles.count, acc, keep);
             }
         }
         if (t.split) store_partial(t, part, h);
     }
 
-    const Operand* weights(int row) const {
-        return reinterpret_cast<const Operand*>(s_.scores + row * kScoreStride);
+    // Scores of some of the next `rows` rows; how many.
+    int scores(const Operand* q, int rows, const Tiles& tiles, bool ahead, float* s) const {
+#if defined(LEAFAGE_AVX512)
+        if constexpr (std::is_same_v<A, Amx>) return score_rows(q, a_.kv.head_dim, tiles, ahead, s);
+        else
+#endif
+            return score_rows<A, A::kScoreRows>(q, rows, a_.kv.head_dim, tiles, ahead, s);
+    }
+
+    // Weighted values of some of the next `rows` rows from `row` on into acc; how many.
+    int values(int row, int rows, const uint16_t* const* v, int tiles, float* acc, const float* keep) const {
+        int hd = a_.kv.head_dim;
+        auto* p = reinterpret_cast<const Operand*>(s_.scores + row * kScoreStride);
+        acc += row * hd;
+        if (keep != nullptr) keep += row;
+#if defined(LEAFAGE_AVX512)
+        if constexpr (std::is_same_v<A, Amx>) return value_rows(p, rows, v, tiles, hd, acc, keep, s_.take + row);
+        else
+#endif
+            return value_rows<A, A::kValueRows>(p, rows, v, tiles, hd, acc, keep, s_.take + row);
     }
 
     // Bring in the first K tiles of what follows: the next head, or the next partition.
@@ -282,7 +311,7 @@ class Attend {
         if (h + 1 < t.num_heads) {
             size_t step = size_t(kv.block_size) * size_t(kv.head_dim);
             for (int i = 0; i < count; ++i)
-                for (size_t j = 0; j < lines; ++j) __builtin_prefetch(tiles.k[i] + step + j * 32);
+                for (size_t j = 0; j < lines; ++j) fetch_line(tiles.k[i] + step + j * 32);
         } else if (part + 1 < t.part + t.num_parts) {
             const int32_t* table = a_.items[t.item].table;
             for (int i = 0; i < 4; ++i) {
@@ -291,7 +320,7 @@ class Attend {
                 const uint16_t* k = block_values(kv, table[position / kv.block_size]) +
                                     (size_t(t.head / plan_.heads_per_kv) * size_t(kv.block_size) +
                                      size_t(position % kv.block_size)) * size_t(kv.head_dim);
-                for (size_t j = 0; j < lines; ++j) __builtin_prefetch(k + j * 32);
+                for (size_t j = 0; j < lines; ++j) fetch_line(k + j * 32);
             }
         }
     }

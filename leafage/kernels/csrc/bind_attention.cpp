@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_amx.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,6 +28,7 @@ namespace leafage {
 namespace isa_avx512 {
 void attention_dot(const AttentionArgs& a, Worker& worker);
 void attention_fma(const AttentionArgs& a, Worker& worker);
+void attention_tiles(const AttentionArgs& a, Worker& worker);
 }  // namespace isa_avx512
 #endif
 
@@ -53,7 +55,7 @@ Kernels with_attention(Kernels table, void (*attention)(const AttentionArgs&, Wo
 }
 #endif
 
-// Tests reach both ways of the AVX-512 variant, whichever this CPU prefers: avx512-dot and avx512-fma.
+// Tests reach all ways of the AVX-512 variant, whichever this CPU prefers.
 const Kernels& variant(const std::string& name) {
     if (name.empty()) return kernels();
     for (const Kernels* table : {kernels_avx512(), kernels_avx2(), kernels_plain()})
@@ -63,7 +65,9 @@ const Kernels& variant(const std::string& name) {
         static const Kernels dot = with_attention(*kernels_avx512(), &isa_avx512::attention_dot);
         static const Kernels fma = with_attention(*kernels_avx512(), &isa_avx512::attention_fma);
         if (name == "avx512-dot") return dot;
+        static const Kernels tiles = with_attention(*kernels_avx512(), &isa_avx512::attention_tiles);
         if (name == "avx512-fma") return fma;
+        if (name == "avx512-amx" && attention_amx() != nullptr) return tiles;
     }
 #endif
     throw std::invalid_argument("no such kernel variant was built: " + name);
@@ -156,13 +160,14 @@ void bind_attention(nb::module_& m) {
         if (kernels_avx512() != nullptr && __builtin_cpu_supports("avx512vnni")) {
             names.emplace_back("avx512-fma");
             if (__builtin_cpu_supports("avx512bf16")) names.emplace_back("avx512-dot");
+            if (attention_amx() != nullptr) names.emplace_back("avx512-amx");
         }
         if (kernels_avx2() != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
             names.emplace_back("avx2");
 #endif
         names.emplace_back("plain");
         return names;
-    }, "Ways of computing attention that run on this CPU; 'avx512' is the first or the second, by CPU.");
+    }, "Ways of computing attention that run on this CPU; 'avx512' is one of those that begin so, by CPU.");
     m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
 }
 
