@@ -29,7 +29,8 @@ PackedWeight* new_weight(const std::string& name, int rows, int cols,
     size_t expected = file_bytes(dtype, rows, cols);
     if (raw.size() != expected)
         throw std::invalid_argument("expected " + std::to_string(expected) + " bytes of " + name + " [" +
-                                    std::to_string(rows) + ", " + std::to_string(cols) + "], got " + std::to_string(raw.size()));
+                                    std::to_string(rows) + ", " + std::to_string(cols) + "], got " +
+                                    std::to_string(raw.size()));
     nb::gil_scoped_release release;
     return new PackedWeight(pack(dtype, rows, cols, raw.data(), num_threads));
 }
@@ -74,21 +75,21 @@ void bind_weights(nb::module_& m) {
         .def("linear", [](LinearRunner& self, ConstMatrix x, std::vector<const PackedWeight*> weights, Matrix out,
                           std::vector<float> bias, bool accumulate) {
             const int rows = int(x.shape(0)), k = int(x.shape(1));
+            uint8_t* shared = self.shared(linear_shared_bytes(rows, k));
             LinearArgs args{x.data(), k, rows, int(weights.size()), weights.data(), out.data(), int(out.shape(1)),
-                            bias.empty() ? nullptr : bias.data(), accumulate, self.shared(linear_shared_bytes(rows, k))};
+                            bias.empty() ? nullptr : bias.data(), accumulate, shared};
             nb::gil_scoped_release release;
             self.team.run([&](Worker& worker) { kernels().linear(args, worker); });
         }, "x"_a, "weights"_a, "out"_a, "bias"_a, "accumulate"_a)
         .def("repeat", [](LinearRunner& self, ConstMatrix x, std::vector<const PackedWeight*> weights, Matrix out,
                           int times) {
-            const int rows = int(x.shape(0)), k = int(x.shape(1));
+            const int rows = int(x.shape(0)), k = int(x.shape(1)), width = int(out.shape(1));
             uint8_t* shared = self.shared(linear_shared_bytes(rows, k));
             nb::gil_scoped_release release;
             self.team.run([&](Worker& worker) {
                 for (int i = 0; i < times; ++i)
                     for (const PackedWeight* weight : weights) {
-                        kernels().linear({x.data(), k, rows, 1, &weight, out.data(), int(out.shape(1)), nullptr, false, shared},
-                                         worker);
+                        kernels().linear({x.data(), k, rows, 1, &weight, out.data(), width, nullptr, false, shared}, worker);
                         worker.barrier();
                     }
             });

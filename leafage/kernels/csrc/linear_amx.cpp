@@ -115,8 +115,8 @@ LEAFAGE_INLINE void start(const Cursor<Subgroups, Min>& at, bool second) {
 // until a tile store has left the store buffer, so a step lies between a store and its loads; and the dot
 // products of a step are computed while an older one is added up, before they are stored.
 template <int Subgroups, bool Min>
-void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout, size_t aux_at,
-                 float* out) {
+void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
+                 size_t aux_at, float* out) {
     constexpr int groups = 3 - Subgroups, ahead = 1, slots = ahead + 1;
     const int steps = (end - begin + groups - 1) / groups;
     Cursor<Subgroups, Min> at{tile + size_t(begin) * kTileRows * kGroup,

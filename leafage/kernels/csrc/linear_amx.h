@@ -9,8 +9,8 @@ struct AmxKernels {
     void (*begin)();
     void (*end)();
     // As tile_groups for 16 rows, on unpacked weights with signed codes: [subgroups - 1][has_min].
-    void (*tile[2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, size_t aux_at,
-                       float* acc);
+    void (*tile[2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&,
+                       size_t aux_at, float* acc);
 };
 
 // Null when this build, the CPU or the operating system has no AMX, or when it is turned off.

@@ -14,7 +14,8 @@ static inline void find_absmax(const float* x, int n, RowPass& pass) {
         return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), magnitude);
     };
     for (int g = 0; g < n; ++g, x += kGroup) {
-        __m256i m = _mm256_max_epu32(_mm256_max_epu32(load(x), load(x + 8)), _mm256_max_epu32(load(x + 16), load(x + 24)));
+        __m256i low = _mm256_max_epu32(load(x), load(x + 8)), high = _mm256_max_epu32(load(x + 16), load(x + 24));
+        __m256i m = _mm256_max_epu32(low, high);
         __m128i v = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
         v = _mm_max_epu32(v, _mm_shuffle_epi32(v, 0x4e));
         v = _mm_max_epu32(v, _mm_shuffle_epi32(v, 0xb1));
@@ -202,7 +203,8 @@ LEAFAGE_INLINE void group_rows(const uint8_t* codes, const float* scales, const 
             if constexpr (Min) {
                 float total;
                 std::memcpy(&total, aux + 4 * (h * stride + r), 4);
-                value = _mm256_fmadd_ps(_mm256_load_ps(scales + (Subgroups + h) * kPanel), _mm256_set1_ps(total), value);
+                const __m256 min = _mm256_load_ps(scales + (Subgroups + h) * kPanel);
+                value = _mm256_fmadd_ps(min, _mm256_set1_ps(total), value);
             }
             _mm256_store_ps(acc + r * kPanel, value);
         }
@@ -219,8 +221,8 @@ static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_
         const auto* dx = reinterpret_cast<const float*>(tile + layout.dx) + at;
         const uint8_t* aux = tile + aux_at + 4 * (size_t(g) * size_t(stride) * Subgroups + size_t(row));
         for (int half = 0; half < 2; ++half)
-            group_rows<Subgroups, Min, Signed, Chain, R>(weights + 32 * half, scales + 8 * half, tile + at * kGroup, dx, aux,
-                                                         stride, acc + 8 * half);
+            group_rows<Subgroups, Min, Signed, Chain, R>(weights + 32 * half, scales + 8 * half, tile + at * kGroup, dx,
+                                                         aux, stride, acc + 8 * half);
     }
 }
 
@@ -264,15 +266,16 @@ static inline void tile_rows(const uint8_t* weights, int begin, int end, const u
         tile_groups<f.subgroups, f.has_min, signed_codes(f), chain_of(f), R>(weights, begin, end, tile, layout,
                                                                             layout.aux[aux_of(f)], row, acc);
     } else {
+        const auto* w = reinterpret_cast<const float*>(weights);
         const auto* x = reinterpret_cast<const float*>(tile + layout.floats) + row;
         for (int half = 0; half < 2; ++half)
-            tile_float<R>(reinterpret_cast<const float*>(weights) + 8 * half, begin, end, x, layout.tile_rows, acc + 8 * half);
+            tile_float<R>(w + 8 * half, begin, end, x, layout.tile_rows, acc + 8 * half);
     }
 }
 
 template <Dtype T>
-static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                     float* acc) {
+static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
+                     const TileLayout& layout, float* acc) {
     if (begin == 0)
         for (int chain = 0; chain < (format_of(T).quantized() ? 1 : 2); ++chain)
             std::memset(acc + chain * kTileRows * kPanel, 0, sizeof(float) * size_t(rows) * kPanel);
@@ -309,9 +312,11 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
         const __m256i upper = _mm256_set1_epi32(int(0xffff0000u));
         for (int i = begin; i < end; i += 2, out += 2 * kPanel)
             for (int half = 0; half < 2; ++half) {
-                const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + size_t(i) * 32 + 32 * half));
-                _mm256_store_ps(out + 8 * half, _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)));
-                if (i + 1 < end) _mm256_store_ps(out + kPanel + 8 * half, _mm256_castsi256_ps(_mm256_and_si256(v, upper)));
+                const auto* from = reinterpret_cast<const __m256i*>(panel + size_t(i) * 32 + 32 * half);
+                const __m256i v = _mm256_loadu_si256(from);
+                const __m256i even = _mm256_slli_epi32(v, 16), odd = _mm256_and_si256(v, upper);
+                _mm256_store_ps(out + 8 * half, _mm256_castsi256_ps(even));
+                if (i + 1 < end) _mm256_store_ps(out + kPanel + 8 * half, _mm256_castsi256_ps(odd));
             }
         return to;
     }

@@ -140,7 +140,8 @@ LEAFAGE_INLINE void load_scales(const uint8_t* scales, int g, __m512 d[2], __m51
         const __m512 dd = load_half(record + 256), dm = load_half(record + 288);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
-            __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(record + (sub + h) * 16)));
+            const auto* at = reinterpret_cast<const __m128i*>(record + (sub + h) * 16);
+            __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(at));
             d[h] = _mm512_mul_ps(dd, _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15))));
             min[h] = negate(_mm512_mul_ps(dm, _mm512_cvtepi32_ps(_mm512_srli_epi32(both, 4))));
         }
@@ -186,7 +187,6 @@ LEAFAGE_INLINE void group_rows(const __m512i q[8], const __m512 d[2], const __m5
 template <int Subgroups, bool Min, int R>
 static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
                         size_t aux_at, float* out) {
-    const int stride = layout.tile_rows;  // kTileRows
     const uint8_t* xq = tile + size_t(begin) * kTileRows * kGroup;
     const float* dx = reinterpret_cast<const float*>(tile + layout.dx) + begin * kTileRows;
     const uint8_t* aux = tile + aux_at + size_t(begin) * kTileRows * 4 * Subgroups;
@@ -209,7 +209,6 @@ static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_
         dx += kTileRows;
         aux += kTileRows * 4 * Subgroups;
     }
-    (void)stride;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
 }
@@ -366,8 +365,8 @@ static inline void tile_of(const uint8_t* weights, int begin, int end, const uin
 }
 
 template <Dtype T>
-static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                     float* acc) {
+static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
+                     const TileLayout& layout, float* acc) {
     switch (rows) {
         case 1: return tile_of<T, 1>(weights, begin, end, tile, layout, acc);
         case 2: return tile_of<T, 2>(weights, begin, end, tile, layout, acc);

@@ -62,7 +62,7 @@ static inline void write_aux(uint8_t* tile, const TileLayout& layout, unsigned m
     for (int g = 0; g < n; ++g) dx[size_t(g) * stride] = pass.dx[g];
     for (int a = 0; a < kNumAux; ++a) {
         if (!(mask & (1u << a))) continue;
-        const int bias = aux_bias(a), halves = aux_is_half(a) ? 2 : 1;
+        const int bias = kAuxBias[a], halves = aux_is_half(a) ? 2 : 1;
         uint8_t* to = tile + layout.aux[a] + 4 * (size_t(first) * stride * size_t(halves) + size_t(r));
         for (int h = 0; h < halves; ++h)
             for (int g = 0; g < n; ++g) {
@@ -79,7 +79,8 @@ static inline void write_aux(uint8_t* tile, const TileLayout& layout, unsigned m
 static void fill_tile(const float* x, int ldx, int rows, unsigned mask, const TileLayout& layout, int part, int parts,
                       uint8_t* tile) {
     const size_t tile_rows = size_t(layout.tile_rows);
-    const int begin = int(int64_t(layout.groups) * part / parts), end = int(int64_t(layout.groups) * (part + 1) / parts);
+    const int begin = int(int64_t(layout.groups) * part / parts);
+    const int end = int(int64_t(layout.groups) * (part + 1) / parts);
     RowPass pass;
     for (int r = 0; r < layout.tile_rows && begin < end; ++r) {
         if (r == rows) std::memset(&pass, 0, sizeof pass);

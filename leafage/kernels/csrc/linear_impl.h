@@ -96,8 +96,9 @@ static void linear(const LinearArgs& a, Worker& worker) {
         const int parts = int(ceil_div(worker.count, x.count));
         for (int i = worker.index; i < x.count * parts; i += worker.count) {
             const int t = i / parts;
-            fill_tile(a.x + size_t(t) * size_t(tile_rows) * size_t(a.ldx), a.ldx, x.rows_of(t), mask, x.layout, i % parts,
-                      parts, a.shared + size_t(t) * x.layout.bytes);
+            const float* from = a.x + size_t(t) * size_t(tile_rows) * size_t(a.ldx);
+            uint8_t* tile = a.shared + size_t(t) * x.layout.bytes;
+            fill_tile(from, a.ldx, x.rows_of(t), mask, x.layout, i % parts, parts, tile);
         }
         worker.barrier();
     }

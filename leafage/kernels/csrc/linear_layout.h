@@ -19,9 +19,7 @@ enum Aux : int { kInit8, kInit16, kInit128, kSum, kInit4Half, kInit32Half, kSumH
 constexpr int kFloatRows = kNumAux;  // mask bit: the call has float weights
 
 constexpr bool aux_is_half(int aux) { return aux >= kInit4Half; }
-constexpr int aux_bias(int aux) {
-    return aux == kInit8 ? 8 : aux == kInit16 ? 16 : aux == kInit128 ? 128 : aux == kInit4Half ? 4 : aux == kInit32Half ? 32 : 0;
-}
+constexpr int kAuxBias[kNumAux] = {8, 16, 128, 0, 4, 32, 0};
 constexpr int aux_of(const Format& f) {
     if (!f.quantized()) return kFloatRows;
     if (f.has_min) return f.subgroups == 2 ? kSumHalf : kSum;
@@ -65,9 +63,8 @@ constexpr int kUnpackFloats = 256;  // float inputs unpacked at a time; even
 constexpr int unpacked_bytes(int subgroups, bool has_min) { return 512 + 64 * subgroups * (has_min ? 2 : 1); }
 
 // Worker scratch: unpacked weights, accumulators [tile][2][16 rows][16 lanes], and the private tile of a small call.
-constexpr size_t kUnpackBytes =
-    size_t(kUnpackGroups) * unpacked_bytes(2, true) > size_t(kUnpackFloats) * 64 ? size_t(kUnpackGroups) * unpacked_bytes(2, true)
-                                                                               : size_t(kUnpackFloats) * 64;
+constexpr size_t kUnpackBytes = size_t(kUnpackGroups) * unpacked_bytes(2, true);
+static_assert(kUnpackBytes >= size_t(kUnpackFloats) * kPanel * sizeof(float), "room for either kind");
 constexpr size_t kAccBytes = size_t(kBlockTiles) * 2 * kTileRows * kPanel * 4;
 constexpr size_t kPrivateBytes = size_t(256) << 10;
 constexpr size_t kLinearScratch = kUnpackBytes + kAccBytes + kPrivateBytes;

@@ -123,14 +123,15 @@ static inline void group_rows(int rows, const uint8_t* group, int g, const uint8
 }
 
 template <Dtype T>
-static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                     float* acc) {
+static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
+                     const TileLayout& layout, float* acc) {
     constexpr Format f = format_of(T);
     constexpr int odd = kTileRows * kPanel;
     if (begin == 0) std::memset(acc, 0, sizeof(float) * size_t(rows) * kPanel);
     if constexpr (f.quantized()) {
         for (int g = begin; g < end; ++g, weights += unpacked_bytes(f.subgroups, f.has_min))
-            group_rows<f.subgroups, f.has_min>(rows, weights, g, tile, layout.tile_rows, layout.dx, layout.aux[aux_of(f)], acc);
+            group_rows<f.subgroups, f.has_min>(rows, weights, g, tile, layout.tile_rows, layout.dx, layout.aux[aux_of(f)],
+                                               acc);
     } else {
         if (begin == 0) std::memset(acc + odd, 0, sizeof(float) * size_t(rows) * kPanel);
         const auto* w = reinterpret_cast<const float*>(weights);

@@ -10,7 +10,8 @@ struct TypeKernels {
     void (*direct)(int rows, const uint8_t* panel, const uint8_t* tile, const TileLayout&, float* acc);
     const uint8_t* (*unpack)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);
     const uint8_t* (*unpack_signed)(const uint8_t* panel, int k, int begin, int end, uint8_t* to);  // for AMX
-    void (*tile)(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&, float* acc);
+    void (*tile)(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&,
+                 float* acc);
 };
 
 template <Dtype T>

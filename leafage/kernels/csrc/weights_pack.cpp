@@ -63,8 +63,9 @@ inline void file_codes(const uint8_t* b, int g, uint32_t q[8]) {
     } else if constexpr (T == Dtype::Q6_K) {
         const uint8_t* low = b + 64 * (g / 4) + 32 * (g % 2);
         const uint8_t* high = b + 128 + 32 * (g / 4);
+        const int low_shift = g % 4 / 2 * 4, high_shift = 2 * (g % 4);
         for (int j = 0; j < 8; ++j)
-            q[j] = (load32(low + 4 * j) >> (g % 4 / 2 * 4) & kLow4) | (load32(high + 4 * j) >> (2 * (g % 4)) & kLow2) << 4;
+            q[j] = (load32(low + 4 * j) >> low_shift & kLow4) | (load32(high + 4 * j) >> high_shift & kLow2) << 4;
     } else {
         static_assert(T == Dtype::IQ4_XS);
         nibbles(b + 8 + 16 * g, q);
@@ -226,16 +227,16 @@ PackPanel pack_panel_of(Dtype dtype) {
 void pack_panels(const PackedWeight& w, uint8_t* data, const uint8_t* raw, int num_threads) {
     const PackPanel pack = pack_panel_of(w.dtype);
     const size_t row_bytes = file_bytes(w.dtype, 1, w.cols);
-    auto work = [&](int begin, int end) {
+    auto work = [&](int part, int parts) {
+        const int begin = int(int64_t(w.panels) * part / parts), end = int(int64_t(w.panels) * (part + 1) / parts);
         for (int p = begin; p < end; ++p)
             pack(w, data + size_t(p) * w.panel_bytes, raw + size_t(p) * kPanel * row_bytes,
                  std::min(kPanel, w.rows - p * kPanel));
     };
     num_threads = std::max(1, std::min(num_threads, w.panels));
     std::vector<std::thread> threads;
-    for (int i = 1; i < num_threads; ++i)
-        threads.emplace_back(work, int(int64_t(w.panels) * i / num_threads), int(int64_t(w.panels) * (i + 1) / num_threads));
-    work(0, int(int64_t(w.panels) / num_threads));
+    for (int i = 1; i < num_threads; ++i) threads.emplace_back(work, i, num_threads);
+    work(0, num_threads);
     for (auto& thread : threads) thread.join();
 }
 
