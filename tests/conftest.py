@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 
 if _paths := os.environ.get("PYTHONPATH"):  # tests start processes in other folders
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, _paths.split(os.pathsep)))
+
+# A shell starts background jobs with Ctrl-C ignored, and so would be all processes that the tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # 'ci' finds the same examples every time; a machine that is busy compiling must not fail a property test.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
