@@ -1,4 +1,4 @@
-"""C1: the installed extension on CPUs with fewer instructions, emulated. Part of scripts/soak: needs qemu-user."""
+"""C1: the extension on CPUs with fewer instructions, emulated. Part of scripts/soak: needs qemu-user."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_c01_chooses_what_the_cpu_has(cpu: str, blas: str, variant: str) -> None
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("cpu", "blas", "variant"), MACHINES)
 def test_c01_answers_and_names_the_variant(cpu: str, blas: str, variant: str, smollm2_path: Path) -> None:
-    """The answer is the one that the same variant gives on the real CPU: no illegal instruction, same bits."""
+    """The answer is that of the same variant on the real CPU: no illegal instruction, same bits."""
     run = ["-m", "leafage", "run", "The capital of France is", "--model", str(smollm2_path)]
     run += ["--max-tokens", "6", "--temperature", "0", "--kv-cache-tokens", "256"]
     done = emulated(cpu, blas, *run)
