@@ -147,9 +147,9 @@ def load_assets(config: EngineConfig, *, on_progress: Callable[[int, int], None]
     from leafage.runtime.load import load_model
 
     path = _locate(config.model)
+    quantize = cast("Literal['q8', 'q4'] | None", config.quantize)  # which EngineConfig has checked
     with open_model(path) as model_file:
         tokenizer = _tokenizer(model_file)
-        quantize = cast("Literal['q8', 'q4'] | None", config.quantize)  # which EngineConfig has checked
         model = load_model(
             model_file,
             compute=config.compute,

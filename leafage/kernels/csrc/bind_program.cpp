@@ -39,6 +39,10 @@ StepView view(const Ints& token_ids, const Ints& positions, const Ints& slots, c
             table_offsets.data(), tables.data(), logit_rows.data()};
 }
 
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<float> copy_of(const Floats& array) { return {array.data(), array.data() + array.shape(0)}; }
+
 Op unary(OpKind kind, int in, int out) {
     Op op;
     op.kind = kind;
@@ -79,20 +83,20 @@ void bind_program(nb::module_& m) {
             op.f0 = scale;
             p.add(std::move(op));
         }, nb::keep_alive<1, 3>())
-        .def("rms_norm", [](Program& p, int in, int out, std::vector<float> weight, float eps, int column, int num_heads) {
+        .def("rms_norm", [](Program& p, int in, int out, Floats weight, float eps, int column, int num_heads) {
             Op op = unary(OpKind::kRmsNorm, in, out);
-            op.head_dim = int(weight.size());
-            op.vec = std::move(weight);
+            op.vec = copy_of(weight);
+            op.head_dim = int(op.vec.size());
             op.f0 = eps;
             op.column = column;
             op.num_heads = num_heads;
             p.add(std::move(op));
         })
         .def("linear", [](Program& p, int in, int out, std::vector<const PackedWeight*> weights,
-                          std::vector<float> bias, bool accumulate) {
+                          Floats bias, bool accumulate) {
             Op op = unary(OpKind::kLinear, in, out);
             op.weights = std::move(weights);
-            op.vec = std::move(bias);
+            op.vec = copy_of(bias);
             op.flag = accumulate;
             p.add(std::move(op));
         }, "The caller keeps the weights alive as long as the program.")
@@ -101,7 +105,9 @@ void bind_program(nb::module_& m) {
             op.in2 = y;
             p.add(std::move(op));
         })
-        .def("add_rope_table", &Program::add_rope)
+        .def("add_rope_table", [](Program& p, Floats table, int rotary_dim, bool interleaved) {
+            p.add_rope(copy_of(table), rotary_dim, interleaved);
+        })
         .def("rope", [](Program& p, int x, int rope, int column, int num_heads, int head_dim) {
             Op op = unary(OpKind::kRope, x, x);
             op.rope = rope;
