@@ -207,7 +207,7 @@ def choose(names: tuple[str, ...]) -> list[Workload]:
 
 
 def measure_floors(threads: int) -> Floors:
-    """Best of ten reads of a 512 MiB buffer, best of ten bursts of int8 products."""
+    """Best of ten reads of a 512 MiB buffer, best of fifty bursts of int8 products."""
     from leafage.kernels import _native
 
     peak, instruction = _native.measure_int8_peak(threads)
