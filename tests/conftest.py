@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before NumPy loads: BLAS threads that wait for a busy CPU slow the oracles down several times.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 if _paths := os.environ.get("PYTHONPATH"):  # tests start processes in other folders
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, _paths.split(os.pathsep)))
 
