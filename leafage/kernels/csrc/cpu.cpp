@@ -85,6 +85,10 @@ void bind_cpu(nb::module_& m) {
         LEAFAGE_FEATURE("avx512vl");
         LEAFAGE_FEATURE("avx512vnni");
         LEAFAGE_FEATURE("avx512bf16");
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+        LEAFAGE_FEATURE("amx-int8");
+        LEAFAGE_FEATURE("amx-bf16");
+#endif
 #undef LEAFAGE_FEATURE
 #endif
         return found;
