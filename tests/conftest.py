@@ -22,7 +22,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # 'ci' finds the same examples every time; a machine that is busy compiling must not fail a property test.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=_QUIET)
-settings.register_profile("soak", max_examples=2000, deadline=None, suppress_health_check=_QUIET)
+_SOAK_EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "2000"))
+settings.register_profile("soak", max_examples=_SOAK_EXAMPLES, deadline=None, suppress_health_check=_QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
