@@ -100,10 +100,6 @@ class RadixTree:
         self._evicted: deque[int] = deque()
         self._evicted_count: dict[int, int] = {}
 
-    @property
-    def num_nodes(self) -> int:
-        return len(self._nodes)
-
     def nodes(self) -> Iterator[Node]:
         return iter(self._nodes.values())
 

@@ -116,8 +116,18 @@ class NativeProgram:
             yield first, self._logits[: min(MAX_LOGIT_ROWS, num_logit_rows - first)]
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
-        """Copy whole blocks in all layers. pairs: int32 [num_copies, 2] of (src, dst)."""
-        _native.copy_blocks(self.kv.array(), pairs, self._native.num_threads)
+        """Copy whole blocks in all layers.
+
+        Args:
+            pairs: int32 [num_copies, 2] of (src, dst).
+
+        Raises:
+            ValueError: another dtype or shape, a block that does not exist, or a destination that is in
+                another copy.
+        """
+        if pairs.dtype != np.int32 or pairs.ndim != 2 or pairs.shape[1] != 2 or not pairs.flags.c_contiguous:
+            raise ValueError(f"expected pairs as contiguous int32 [n, 2], got {pairs.dtype} {pairs.shape}")
+        self._native.copy_blocks(pairs)
 
     @property
     def compiled(self) -> _native.Program:

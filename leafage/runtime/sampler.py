@@ -82,7 +82,7 @@ class Sampler:
         row = SamplingRow()
         if params.prompt_logprobs is not None and position < item.num_prompt_tokens:
             row.targets = (item.history[position],)
-            row.num_top = params.prompt_logprobs
+            row.num_top = item.top_k_logprobs
             return row  # the model's own view of the prompt: penalties and bias are for drawing
         if not item.samples or offset != len(item.token_ids) - 1:
             return row
@@ -90,7 +90,7 @@ class Sampler:
         row.temperature = params.temperature
         row.top_p, row.min_p, row.top_k = params.top_p, params.min_p, params.top_k
         if params.logprobs is not None:
-            row.num_top = params.logprobs
+            row.num_top = item.top_k_logprobs
         if _has_penalties(params):
             row.repetition_penalty = params.repetition_penalty
             row.presence_penalty = params.presence_penalty

@@ -72,7 +72,7 @@ def test_eviction_takes_idle_leaves_by_step_then_depth_then_age() -> None:
         tree.set_idle(node, step)
     assert tree.num_idle == 4
     assert [tree.evict()[0] for _ in range(4)] == [c, d, b, a], "older first; a parent after its child"
-    assert tree.num_idle == tree.num_nodes == 0
+    assert tree.num_idle == len(list(tree.nodes())) == 0
     tree.check()
 
 

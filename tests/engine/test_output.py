@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -237,34 +235,3 @@ def test_times_are_those_of_the_request(side: Side) -> None:
     side.give("a", LENGTH)
     assert side.seen[0].metrics is not None
     assert side.seen[0].metrics.arrival_time == 1.0
-
-
-@pytest.mark.parametrize(("batch", "limit_ms"), [(1, 0.03), (64, 0.5), (256, 1.5)])
-def test_cost_of_a_step(tokenizer: Any, batch: int, limit_ms: float, bench: Callable[..., float]) -> None:
-    """Detokenizing and output processing of one step, all requests streaming. Best of several: the limit is
-    the code's, not the machine's load; three times the limit fails."""
-
-    class Clock:
-        def now(self) -> float:
-            return 0.0
-
-    side = Side(tokenizer, Clock())
-    for i in range(batch):
-        side.add(str(i), stream=True, max_tokens=None)
-    token = SampledToken(ord("a") + 3, -0.5)
-    deltas = [Delta(str(i), 0, [token]) for i in range(batch)]
-    best = bench(lambda: side.processor.process(deltas))
-    assert best * 1e3 < 3 * limit_ms, f"{best * 1e3:.3f} ms"
-
-
-@pytest.fixture
-def bench() -> Callable[[Callable[[], object]], float]:
-    def measure(function: Callable[[], object]) -> float:
-        times = []
-        for _ in range(30):
-            start = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    return measure

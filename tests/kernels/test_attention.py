@@ -1,4 +1,4 @@
-"""kv_write, attention and copy_blocks against the float64 oracle, on every instruction set."""
+"""kv_write and attention against the float64 oracle, on every instruction set."""
 
 from __future__ import annotations
 
@@ -176,16 +176,6 @@ def test_any_shape(data: st.DataObject) -> None:
         softcap=data.draw(st.sampled_from([0.0, 0.0, 3.0])),
         num_threads=data.draw(st.integers(1, 3)),
     )
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_copy_blocks_copies_whole_blocks_of_all_layers(num_threads: int) -> None:
-    rng = np.random.default_rng(5)
-    pool = rng.integers(0, 256, (7, 10, 96)).astype(np.uint8)
-    expected = pool.copy()
-    expected[:, [8, 1, 3]] = expected[:, [0, 5, 0]]
-    _native.copy_blocks(pool, int32([[0, 8], [5, 1], [0, 3]]), num_threads)
-    np.testing.assert_array_equal(pool, expected)
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -187,6 +187,35 @@ def test_copied_blocks_hold_the_same_prefix(model):
     np.testing.assert_array_equal(via_copy, direct)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_copies_are_of_whole_blocks_in_all_layers(model, num_threads):
+    program = native(model, num_threads)
+    pool = program.kv.array()
+    pool[...] = np.random.default_rng(5).integers(0, 256, pool.shape)
+    expected = pool.copy()
+    expected[:, [8, 1, 3]] = expected[:, [0, 5, 0]]
+    program.copy_blocks(np.array([(0, 8), (5, 1), (0, 3)], np.int32))
+    np.testing.assert_array_equal(pool, expected)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([(0, NUM_BLOCKS)], r"blocks in \[0, 64\), got 64"),
+        ([(-1, 3)], "got -1"),
+        ([(0, 1), (1, 2)], "block 1 again"),
+        ([(0, 1), (2, 1)], "block 1 again"),
+        ([0, 1], "contiguous int32"),
+    ],
+)
+def test_bad_copies_are_refused_and_copy_nothing(model, pairs, message):
+    program = native(model)
+    before = program.kv.array().copy()
+    with pytest.raises(ValueError, match=message):
+        program.copy_blocks(np.array(pairs, np.int32))
+    np.testing.assert_array_equal(program.kv.array(), before)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -2,9 +2,8 @@
 
 #if defined(LEAFAGE_AMX)
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "amx_tiles.h"
 #include "attention_scratch.h"
 #endif
 
@@ -25,20 +24,11 @@ namespace {
 #define TILE_HALF_ROWS 6
 #define TILE_HALF_PAIRS 7
 
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
 void begin() {
     TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) {
-        config.rows[tile] = tile == TILE_HALF_PAIRS ? 8 : 16;
-        config.row_bytes[tile] = tile == TILE_HALF_ROWS ? 32 : 64;
-    }
-    // GCC's intrinsic declares 8 of the 64 bytes as read and drops the other stores.
-    asm volatile("ldtilecfg %0" ::"m"(config));
+    for (int tile = 0; tile < 8; ++tile)
+        config.set(tile, tile == TILE_HALF_PAIRS ? 8 : 16, tile == TILE_HALF_ROWS ? 32 : 64);
+    config.load();
 }
 
 void end() { _tile_release(); }
@@ -132,9 +122,7 @@ void values(const uint16_t* p, int rows, const uint16_t* const* v, int tiles, in
 // Linux hands out the tile state on request, once per process.
 bool available() {
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("amx-bf16") || !__builtin_cpu_supports("amx-tile")) return false;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") && amx_granted();
 }
 
 constexpr AttentionAmx kKernels{begin, end, scores, values};

@@ -1,5 +1,5 @@
 // The attention ops on NumPy arrays, for tests and benchmarks, and the copy of blocks. Checks are in
-// kernels/native_attention.py (and NativeProgram for copy_blocks).
+// kernels/native_attention.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -130,19 +130,6 @@ double py_attention(const Out<uint16_t, 2>& pool, int block_size, int num_kv_hea
     return best;
 }
 
-void py_copy_blocks(const Out<uint8_t, 3>& pool, const In<int32_t, 2>& pairs, int num_threads) {
-    std::vector<int32_t> src, dst;
-    for (size_t i = 0; i < pairs.shape(0); ++i) {
-        src.push_back(pairs.data()[2 * i]);
-        dst.push_back(pairs.data()[2 * i + 1]);
-    }
-    CopyBlocksArgs args{pool.data(), pool.shape(1) * pool.shape(2), pool.shape(2), int(pool.shape(0)), int(src.size()),
-                        src.data(), dst.data()};
-    nb::gil_scoped_release release;
-    std::lock_guard<std::mutex> lock(g_mutex);
-    team(num_threads).run([&](Worker& worker) { copy_blocks(args, worker); });
-}
-
 }  // namespace
 
 void bind_attention(nb::module_& m) {
@@ -151,8 +138,6 @@ void bind_attention(nb::module_& m) {
     m.def("attention", &py_attention, "pool"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "q"_a, "out"_a,
           "scale"_a, "softcap"_a, "window"_a, "item_rows"_a, "item_num_rows"_a, "item_starts"_a, "table_offsets"_a,
           "tables"_a, "num_threads"_a, "variant"_a, "shared_bytes"_a, "repeat"_a);
-    m.def("copy_blocks", &py_copy_blocks, "pool"_a, "pairs"_a, "num_threads"_a,
-          "Copy whole blocks in all layers. pool: uint8 [layers, blocks, block_bytes]; pairs: int32 [n, 2].");
     m.def("attention_variants", [] {
         std::vector<std::string> names;
 #if defined(__x86_64__)

@@ -39,6 +39,7 @@ StepView view(const Ints& token_ids, const Ints& positions, const Ints& slots, c
             table_offsets.data(), tables.data(), logit_rows.data()};
 }
 
+using Pairs = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::vector<float> copy_of(const Floats& array) { return {array.data(), array.data() + array.shape(0)}; }
@@ -158,6 +159,15 @@ void bind_program(nb::module_& m) {
             nb::gil_scoped_release release;
             p.run_head(step, first);
         }, LEAFAGE_STEP_ARGS, "first"_a)
+        .def("copy_blocks", [](Program& p, Pairs pairs) {
+            std::vector<int32_t> src, dst;
+            for (size_t i = 0; i < pairs.shape(0); ++i) {
+                src.push_back(pairs.data()[2 * i]);
+                dst.push_back(pairs.data()[2 * i + 1]);
+            }
+            nb::gil_scoped_release release;
+            p.copy_blocks(src, dst);
+        }, "pairs"_a.noconvert())
         .def("logits", [](Program& p) {
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
                 const_cast<float*>(p.logits()), {size_t(p.max_logit_rows()), size_t(p.logits_width())}, nb::find(p));

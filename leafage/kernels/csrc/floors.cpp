@@ -17,6 +17,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#if defined(LEAFAGE_AMX)
+#include "amx_tiles.h"
+#endif
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #endif
@@ -118,14 +121,9 @@ __attribute__((target("avx512f,avx512vnni"))) uint64_t dot_avx512(int64_t rounds
 #if defined(LEAFAGE_AMX)
 // Four accumulator tiles, two tiles of either operand: each tile instruction is 16 x 16 x 64 multiply-adds.
 __attribute__((target("amx-tile,amx-int8"))) uint64_t dot_amx(int64_t rounds) {
-    struct {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
-    static_assert(sizeof(config) == 64, "the layout that the CPU reads");
-    asm volatile("" ::"m"(config));
-    _tile_loadconfig(&config);
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) config.set(tile, 16, 64);
+    config.load();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);

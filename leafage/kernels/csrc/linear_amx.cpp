@@ -4,8 +4,8 @@
 
 #if defined(LEAFAGE_AMX)
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+
+#include "amx_tiles.h"
 #endif
 
 namespace leafage {
@@ -29,28 +29,17 @@ std::atomic<bool> enabled{true};
 #define TILE_X16 6
 #define TILE_W16 7
 
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
 void begin() {
     TileConfig config;
-    auto set = [&](int tile, int tile_rows, int row_bytes) {
-        config.rows[tile] = uint8_t(tile_rows);
-        config.row_bytes[tile] = uint16_t(row_bytes);
-    };
-    set(TILE_DOT0, kTileRows, 64);
-    set(TILE_DOT1, kTileRows, 64);
-    set(TILE_X32A, kTileRows, 32);
-    set(TILE_X32B, kTileRows, 32);
-    set(TILE_X16, kTileRows, 16);
-    set(TILE_W32A, 8, 64);
-    set(TILE_W32B, 8, 64);
-    set(TILE_W16, 4, 64);
-    // GCC's intrinsic declares 8 of the 64 bytes as read and drops the other stores.
-    asm volatile("ldtilecfg %0" ::"m"(config));
+    config.set(TILE_DOT0, kTileRows, 64);
+    config.set(TILE_DOT1, kTileRows, 64);
+    config.set(TILE_X32A, kTileRows, 32);
+    config.set(TILE_X32B, kTileRows, 32);
+    config.set(TILE_X16, kTileRows, 16);
+    config.set(TILE_W32A, 8, 64);
+    config.set(TILE_W32B, 8, 64);
+    config.set(TILE_W16, 4, 64);
+    config.load();
 }
 
 void end() { _tile_release(); }
@@ -162,9 +151,7 @@ void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile
 
 bool available() {
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("amx-int8") || !__builtin_cpu_supports("amx-tile")) return false;
-    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-tile") && amx_granted();
 }
 
 #endif

@@ -8,6 +8,9 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
+
+#include "attention.h"
 
 namespace leafage {
 
@@ -114,6 +117,22 @@ void Program::check(const StepView& step, int vocab_size, int max_position) cons
                                         " rows, got rows " + std::to_string(row) + " to " +
                                         std::to_string(row + count));
     }
+}
+
+void Program::copy_blocks(const std::vector<int32_t>& src, const std::vector<int32_t>& dst) {
+    std::unordered_set<int32_t> sources(src.begin(), src.end()), destinations;
+    for (const auto* blocks : {&src, &dst})
+        for (int32_t block : *blocks)
+            if (block < 0 || block >= kv_->num_blocks_)
+                throw std::invalid_argument("expected blocks in [0, " + std::to_string(kv_->num_blocks_) + "), got " +
+                                            std::to_string(block));
+    for (int32_t block : dst)
+        if (sources.count(block) || !destinations.insert(block).second)
+            throw std::invalid_argument("expected destinations that no other copy names, got block " +
+                                        std::to_string(block) + " again");
+    CopyBlocksArgs args{kv_->base(), kv_->layer_bytes_, kv_->block_bytes_, kv_->num_layers_, int(src.size()),
+                        src.data(), dst.data()};
+    team_.run([&](Worker& worker) { leafage::copy_blocks(args, worker); });
 }
 
 void Program::prepare(const StepView& step) {

@@ -67,6 +67,10 @@ class Program {
     // The output head again, for the logit rows from `first` on; the step's arrays must still be there.
     void run_head(const StepView& step, int first);
 
+    // Copy whole blocks of the KV cache in all layers. Throws std::invalid_argument for blocks that do not exist
+    // and for destinations that another copy names.
+    void copy_blocks(const std::vector<int32_t>& src, const std::vector<int32_t>& dst);
+
     const float* logits() const;
     int max_rows() const { return max_rows_; }
     int max_logit_rows() const { return max_logit_rows_; }
