@@ -1,0 +1,236 @@
+"""Drives llama.cpp (see protocol.py): llama-bench for W1 and W2, llama-server for W3 and W4.
+
+llama-bench is a process per run and takes tokens of its own making. The server is started when first needed,
+and anew when its cache is to be empty. `--format Q8_0` runs the model in another of llama.cpp's formats, made
+once with llama-quantize.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import protocol
+
+SLOTS = 16
+CONTEXT = 24_576  # of all slots together
+COLD_CONTEXT = 4096
+START_TIMEOUT = 60.0
+ANSWER_TIMEOUT = 300.0
+
+
+class Server:
+    """A llama-server on a port of its own; `options` beside model, threads and address."""
+
+    def __init__(self, command: list[str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        address = ["--host", "127.0.0.1", "--port", str(self._port)]
+        self._process = subprocess.Popen([*command, *address], stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def complete(self, prompt: list[int], length: int) -> dict[str, Any]:
+        """Greedy tokens for a prompt, on a connection of its own: the server closes kept ones early."""
+        body = {
+            "prompt": prompt,
+            "n_predict": length,
+            "ignore_eos": True,
+            "cache_prompt": True,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "temperature": 0.0,
+            "repeat_penalty": 1.0,
+        }
+        with contextlib.closing(self._connection(ANSWER_TIMEOUT)) as connection:
+            headers = {"Content-Type": "application/json", "Connection": "close"}
+            connection.request("POST", "/completion", json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read()
+        if response.status != 200:
+            raise RuntimeError(
+                f"llama-server answered {response.status}: {text[:200].decode(errors='replace')}"
+            )
+        answer: dict[str, Any] = json.loads(text)
+        return answer | {"ended": time.perf_counter()}
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process so far, in steps of 10 ms."""
+        return cpu_seconds(self._process.pid)
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout)
+
+    def _wait(self) -> None:
+        end = time.monotonic() + START_TIMEOUT
+        while self._process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(OSError), contextlib.closing(self._connection(1.0)) as connection:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            time.sleep(0.005)
+        raise RuntimeError(f"llama-server did not start (exit code {self._process.poll()})")
+
+
+class LlamaCpp:
+    peer = "llamacpp"
+
+    def __init__(self, binaries: Path, model: Path, threads: int) -> None:
+        self._binaries = binaries
+        self._model = ["-m", str(model), "-t", str(threads)]
+        self._server: Server | None = None
+        self.version = _version(binaries)
+        self.settings = {
+            "model": str(model),
+            "threads": threads,
+            "W1, W2": "llama-bench",
+            "W3, W4": f"llama-server -np {SLOTS} -no-kvu -c {CONTEXT}",
+        }
+
+    def run(self, request: protocol.Request) -> protocol.Answer:
+        if request.workload == "W1":
+            return self._decode(request)
+        if request.workload == "W2":
+            return self._prefill(request)
+        if request.workload == "cold":
+            return self._cold(request)
+        return self._batch(request)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _decode(self, request: protocol.Request) -> protocol.Answer:
+        """At depth 0, as llama-bench's users quote it, and after the prompt, as the other engines do it."""
+        prompt, length = len(request.prompts[0]), request.output_lengths[0]
+        rate, cpu = self._bench("-p", "0", "-n", str(length))
+        rate_after_prompt, _ = self._bench("-p", "0", "-n", str(length), "-d", str(prompt))
+        return protocol.Answer(
+            wall=length / rate,
+            decode=(length - 1) / rate,
+            output_tokens=[length],
+            cpu=cpu,
+            extra={f"decode_at_depth_{prompt}": (length - 1) / rate_after_prompt},
+        )
+
+    def _prefill(self, request: protocol.Request) -> protocol.Answer:
+        prompt = len(request.prompts[0])
+        rate, cpu = self._bench("-p", str(prompt), "-n", "0")
+        return protocol.Answer(wall=prompt / rate, first_token=prompt / rate, output_tokens=[1], cpu=cpu)
+
+    def _bench(self, *words: str) -> tuple[float, float]:
+        """Tokens per second of a llama-bench run, and its CPU seconds from the end of its warm-up on."""
+        command = [str(self._binaries / "llama-bench"), *self._model, "-r", "1", "-o", "json", "--progress"]
+        process = subprocess.Popen(
+            [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        before = 0.0
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stderr:
+            if re.search(r"(prompt|generation) run 1/1", line):
+                before = cpu_seconds(process.pid)
+        report = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise RuntimeError(f"llama-bench {' '.join(words)} ended with status {status}")
+        return float(json.loads(report)[-1]["avg_ts"]), usage.ru_utime + usage.ru_stime - before
+
+    def _cold(self, request: protocol.Request) -> protocol.Answer:
+        """From starting a server to the first token of a prompt."""
+        began = time.perf_counter()
+        server = Server([str(self._binaries / "llama-server"), *self._model, "-c", str(COLD_CONTEXT)])
+        try:
+            answer = server.complete(request.prompts[0], 1)
+            wall, cpu = answer["ended"] - began, server.cpu_seconds()
+        finally:
+            server.close()
+        return protocol.Answer(
+            wall=wall, first_token=wall, output_tokens=[answer["tokens_predicted"]], cpu=cpu
+        )
+
+    def _batch(self, request: protocol.Request) -> protocol.Answer:
+        if request.reset_cache or self._server is None:
+            self.close()
+            slots = ["-np", str(SLOTS), "-no-kvu", "-c", str(CONTEXT)]
+            self._server = Server([str(self._binaries / "llama-server"), *self._model, *slots])
+            self._server.complete(list(range(100, 108)), 4)
+        server = self._server
+        with ThreadPoolExecutor(len(request.prompts)) as pool:
+            cpu, began = server.cpu_seconds(), time.perf_counter()
+            answers = list(pool.map(server.complete, request.prompts, request.output_lengths))
+            cpu = server.cpu_seconds() - cpu
+        timings = [answer["timings"] for answer in answers]
+        first_tokens = [a["ended"] - a["timings"]["predicted_ms"] / 1000 for a in answers]
+        return protocol.Answer(
+            wall=max(answer["ended"] for answer in answers) - began,
+            first_token=min(first_tokens) - began,
+            output_tokens=[answer["tokens_predicted"] for answer in answers],
+            cpu=cpu,
+            cached_tokens=sum(timing["cache_n"] for timing in timings),
+        )
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a running process, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def quantized(binaries: Path, model: Path, name: str, folder: Path) -> Path:
+    """The model in another format, made when it is not there; moved into place when complete."""
+    path = folder / f"{model.stem}.{name}.gguf"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        command = [str(binaries / "llama-quantize"), "--allow-requantize", str(model), str(part), name]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        part.rename(path)
+    return path
+
+
+def _version(binaries: Path) -> str:
+    command = [str(binaries / "llama-server"), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(r"version: (.+)", done.stdout + done.stderr)
+    return found.group(1) if found else "unknown"
+
+
+def main() -> None:
+    answers = protocol.take_stdout()
+    parser = protocol.arguments(__doc__)
+    parser.add_argument("--format", help="run the model in this format of llama-quantize, for example Q8_0")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with its driver
+    binaries = args.peers / "llamacpp" / "build" / "bin"
+    model = args.model
+    if args.format:
+        model = quantized(binaries, model, args.format, args.peers / "models")
+    protocol.serve(lambda: LlamaCpp(binaries, model, args.threads), answers)
+
+
+if __name__ == "__main__":
+    main()

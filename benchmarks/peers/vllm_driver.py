@@ -1,0 +1,122 @@
+"""Drives vLLM's offline engine on a CPU, in bf16, compiled, blocks of 32 tokens (see protocol.py).
+
+vLLM reads no GGUF file here: the model is dequantized once into a Hugging Face folder in the peers' folder.
+The first start compiles for about 90 s; later ones find the result in vLLM's cache.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import protocol
+
+BLOCK_SIZE = 32  # at the default, 128, prefixes below 128 tokens are never shared
+MAX_MODEL_LEN = 4096
+CACHE_GB = 2
+WARM_UP = [([128], 8), ([1024], 1), ([200] * 4, 16)]  # prompt lengths, and output tokens of each
+
+
+def environment(peers: Path, threads: int) -> dict[str, str]:
+    """What must be set before the process starts: vLLM's best settings for few cores.
+
+    One process for scheduler and model, and no binding of threads to cores: the default leaves the model one
+    core of two.
+    """
+    preload, cache = peers / "vllm" / "preload", peers / "vllm" / "cache"
+    libraries = [preload / "libtcmalloc_minimal.so.4", preload / "libiomp5.so"]
+    return {
+        "LD_PRELOAD": ":".join(str(library) for library in libraries),
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GB),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": str(cache),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+class VLLM:
+    peer = "vllm"
+    version = version("vllm-cpu")
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        from vllm import LLM  # after stdout was taken: it prints when imported
+
+        self.settings = {
+            "model": str(folder),
+            "dtype": "bfloat16",
+            "block_size": BLOCK_SIZE,
+            "kv_cache_gb": CACHE_GB,
+            "threads": threads,
+            "prefix_caching": True,
+        }
+        self._llm = LLM(
+            model=str(folder),
+            dtype="bfloat16",
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK_SIZE,
+            enable_prefix_caching=True,
+            disable_log_stats=False,  # else requests carry no times
+        )
+        for lengths, output in WARM_UP:
+            prompts = [list(range(1000 + i, 1000 + i + n)) for i, n in enumerate(lengths)]
+            self.run(protocol.Request("warm-up", prompts, [output] * len(prompts)))
+
+    def run(self, request: protocol.Request) -> protocol.Answer:
+        from vllm import SamplingParams, TokensPrompt
+
+        if request.reset_cache and not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not empty its prefix cache")
+        prompts = [TokensPrompt(prompt_token_ids=ids) for ids in request.prompts]
+        params = [
+            SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0, detokenize=False)
+            for length in request.output_lengths
+        ]
+        began, cpu = time.perf_counter(), time.process_time()
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        times: list[Any] = [output.metrics for output in outputs]
+        return protocol.Answer(
+            wall=wall,
+            first_token=min(t.first_token_latency for t in times),
+            decode=times[0].last_token_ts - times[0].first_token_ts if request.workload == "W1" else None,
+            output_tokens=[len(output.outputs[0].token_ids) for output in outputs],
+            cpu=cpu,
+            cached_tokens=sum(output.num_cached_tokens or 0 for output in outputs),
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def hf_folder(model: Path, peers: Path) -> Path:
+    """The model as a Hugging Face folder, made when it is not there."""
+    folder = peers / "models" / f"{model.stem}-hf"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        script = Path(__file__).with_name("hf_folder.py")
+        subprocess.run([sys.executable, str(script), str(model), str(folder)], check=True, stdout=sys.stderr)
+    return folder
+
+
+def main() -> None:
+    args = protocol.arguments(__doc__).parse_args()
+    wanted = environment(args.peers, args.threads)
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
+    answers = protocol.take_stdout()
+    model = hf_folder(args.model, args.peers)
+    protocol.serve(lambda: VLLM(model, args.threads), answers)
+
+
+if __name__ == "__main__":
+    main()
