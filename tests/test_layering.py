@@ -35,7 +35,6 @@ ALLOWED: dict[str, set[str] | None] = {
     "llm": EVERYTHING,
     "cli": EVERYTHING,
     "bench": EVERYTHING,
-    "overhead": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
 }
