@@ -110,7 +110,6 @@ def measure_speed(args: argparse.Namespace, model: Path, pairs: list[Pair], extr
     """Decode and prefill of both sides, and of llama.cpp on other formats."""
     with LLM(str(model), kv_cache_tokens=4096, threads=args.threads) as llm:
         threads = llm.build.threads
-        watch = bench.Watch(llm.build.engine.executor)
         w1, w2 = bench.WORKLOADS["W1"], bench.WORKLOADS["W2"]
         decode = Pair("W1 decode, 128 + 128", "tok/s", more_is_better=True)
         prefill = Pair("W2 prefill, 1,024", "tok/s", more_is_better=True)
@@ -122,14 +121,14 @@ def measure_speed(args: argparse.Namespace, model: Path, pairs: list[Pair], extr
         }
         pairs += others.values()
         vocabulary = llm.build.model.vocab_size
-        bench.run_once(llm, bench.w1(1, vocabulary), watch)
+        bench.run_once(llm, bench.w1(1, vocabulary))
         for repetition in range(args.repetitions):
             _note(f"speed, {repetition + 1} of {args.repetitions}")
             work = w1.make(1000 + repetition, vocabulary)
-            ours = w1.rate(work, bench.run_once(llm, work, watch))
+            ours = w1.rate(work, bench.run_once(llm, work))
             decode.add(ours, llama_bench(args.llamacpp, model, threads, "-p", "0", "-n", "128", "-d", "128"))
             work = w2.make(2000 + repetition, vocabulary)
-            ours_prefill = w2.rate(work, bench.run_once(llm, work, watch))
+            ours_prefill = w2.rate(work, bench.run_once(llm, work))
             prefill.add(ours_prefill, llama_bench(args.llamacpp, model, threads, "-p", "1024", "-n", "0"))
             for name, path in extra.items():
                 theirs = llama_bench(args.llamacpp, path, threads, "-p", "0", "-n", "128", "-d", "128")

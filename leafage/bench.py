@@ -18,6 +18,7 @@ import numpy as np
 
 from leafage.core.sampling_params import SamplingParams
 from leafage.errors import InvalidParameterError
+from leafage.overhead import BATCH_SIZES, Overhead, measure_overhead
 
 if TYPE_CHECKING:
     from leafage.engine.output import RequestOutput
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 BANDWIDTH_BYTES = 512 << 20
 BUSY_LOAD = 0.5
+OVERHEAD = "overhead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class Report:
     load_after: float = 0.0
     floors: Floors | None = None
     results: list[Result] = field(default_factory=list)
+    overheads: list[Overhead] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -181,6 +184,8 @@ class Report:
                 "outside_native": result.outside_native,
                 "outside_native_seconds_per_step": result.outside_per_step,
             }
+        for overhead, out in zip(self.overheads, plain["overheads"], strict=True):
+            out["total"] = overhead.total
         return plain
 
 
@@ -192,18 +197,22 @@ def load_average() -> float:
         return 0.0
 
 
-def choose(names: tuple[str, ...]) -> list[Workload]:
-    """Workloads by name, all without one.
+def choose(names: tuple[str, ...]) -> tuple[list[Workload], bool]:
+    """Workloads by name, and whether the overhead of a step is wanted; all without a name.
 
     Raises:
         InvalidParameterError: an unknown name.
     """
+    if not names:
+        return list(WORKLOADS.values()), True
     chosen = []
-    for name in names or tuple(WORKLOADS):
-        if name.upper() not in WORKLOADS:
-            raise InvalidParameterError("unknown workload", value=name, limit=", ".join(WORKLOADS))
-        chosen.append(WORKLOADS[name.upper()])
-    return chosen
+    for name in names:
+        if name.upper() in WORKLOADS:
+            chosen.append(WORKLOADS[name.upper()])
+        elif name != OVERHEAD:
+            limit = ", ".join((*WORKLOADS, OVERHEAD))
+            raise InvalidParameterError("unknown workload", value=name, limit=limit)
+    return chosen, OVERHEAD in names
 
 
 def measure_floors(threads: int) -> Floors:
@@ -219,53 +228,60 @@ def measure(
     workloads: list[Workload],
     *,
     repetitions: int = 3,
+    overhead: bool = False,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> Report:
-    """Run each workload `repetitions` times after one short warm-up, and the floors of the machine."""
+    """Run each workload `repetitions` times after one short warm-up, and the floors of the machine.
+
+    Args:
+        overhead: also time the parts of decode steps, at the batch sizes that the engine runs.
+    """
     from leafage.kernels import _native
 
     build = llm.build
     report = Report(build.model.name, build.threads, _native.variant(), load_average())
     on_progress("measuring the machine")
     report.floors = measure_floors(build.threads)
-    watch = Watch(build.engine.executor)
-    try:
-        run_once(llm, Work([_ids(7, build.model.vocab_size, 64)], [8]), watch)
-        for workload in workloads:
-            values, runs = [], []
-            for repetition in range(repetitions):
-                on_progress(f"{workload.name} {workload.title}: run {repetition + 1} of {repetitions}")
-                work = workload.make(100_000 * (repetition + 1), build.model.vocab_size)
-                run = run_once(llm, work, watch)
-                runs.append(run)
-                values.append(workload.rate(work, run))
-            result = Result(
-                workload.name,
-                workload.title,
-                workload.unit,
-                values,
-                runs,
-                work.num_prompt_tokens,
-                work.num_output_tokens,
-            )
-            _compare(result, watch, report.floors)
-            report.results.append(result)
-    finally:
-        watch.remove()
+    sizes = MatrixSizes(build.engine.executor)
+    run_once(llm, Work([_ids(7, build.model.vocab_size, 64)], [8]))
+    for workload in workloads:
+        values, runs = [], []
+        for repetition in range(repetitions):
+            on_progress(f"{workload.name} {workload.title}: run {repetition + 1} of {repetitions}")
+            work = workload.make(100_000 * (repetition + 1), build.model.vocab_size)
+            run = run_once(llm, work)
+            runs.append(run)
+            values.append(workload.rate(work, run))
+        result = Result(
+            workload.name,
+            workload.title,
+            workload.unit,
+            values,
+            runs,
+            work.num_prompt_tokens,
+            work.num_output_tokens,
+        )
+        _compare(result, sizes, report.floors)
+        report.results.append(result)
+    for batch_size in BATCH_SIZES:
+        if overhead and batch_size <= build.config.max_num_seqs:
+            on_progress(f"overhead of a step, batch {batch_size}")
+            report.overheads.append(measure_overhead(llm, batch_size, repetitions=repetitions))
     report.load_after = load_average()
     return report
 
 
-def run_once(llm: LLM, work: Work, watch: Watch) -> Run:
+def run_once(llm: LLM, work: Work) -> Run:
     """One run from a cold prefix cache."""
     llm.reset_prefix_cache()
     params = [
         SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in work.output_lengths
     ]
-    watch.reset()
+    before = llm.stats()
     began = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in work.prompts], params)
     wall = time.perf_counter() - began
+    after = llm.stats()
     _check(outputs, work)
     first = outputs[0].metrics
     assert first is not None and first.time_to_first_token is not None
@@ -273,7 +289,9 @@ def run_once(llm: LLM, work: Work, watch: Watch) -> Run:
     if len(outputs) == 1 and first.time_per_output_token is not None:
         decode = first.time_per_output_token * (work.num_output_tokens - 1)
     cached = sum(output.num_cached_tokens for output in outputs)
-    return Run(wall, decode, first.time_to_first_token, watch.seconds, watch.steps, cached)
+    native = after["native_seconds"] - before["native_seconds"]
+    steps = int(after["num_steps"] - before["num_steps"])
+    return Run(wall, decode, first.time_to_first_token, native, steps, cached)
 
 
 def _check(outputs: list[RequestOutput], work: Work) -> None:
@@ -282,62 +300,29 @@ def _check(outputs: list[RequestOutput], work: Work) -> None:
     assert lengths == work.output_lengths, f"expected {work.output_lengths} output tokens, got {lengths}"
 
 
-def _compare(result: Result, watch: Watch, floors: Floors) -> None:
+def _compare(result: Result, sizes: MatrixSizes, floors: Floors) -> None:
     """W1 reads every weight once a token; W2 multiplies every weight once a token."""
     if result.name == "W1":
         result.floor = "memory bandwidth"
-        result.share = result.median * watch.linear_bytes / floors.bandwidth
+        result.share = result.median * sizes.num_bytes / floors.bandwidth
     elif result.name == "W2":
         result.floor = "int8 peak"
-        operations = 2 * (watch.body_weights + watch.head_weights / 1024)
+        operations = 2 * (sizes.body_weights + sizes.head_weights / 1024)
         result.share = result.median * operations / floors.int8_peak
 
 
-class Watch:
-    """Times the native calls of an executor, and knows the sizes of the model's matrices."""
+class MatrixSizes:
+    """What a token reads and multiplies: bytes of all matrices, weights of the body and of the head."""
 
     def __init__(self, executor: Any) -> None:
-        self.seconds = 0.0
-        self.steps = 0
-        self._program = executor.program
-        self._inner: Any = getattr(self._program, "_native", None)
-        program = self._program.program
-        self.linear_bytes = 0
-        self.body_weights = self.head_weights = 0
+        self.num_bytes = self.body_weights = self.head_weights = 0
+        program = executor.program.program
         for index, op in enumerate(program.ops):
             if op.kind.value != "linear":
                 continue
             for weight in op.weights:
-                count = weight.rows * weight.cols
-                packed = self._program.weights[weight.name]
-                self.linear_bytes += packed.nbytes
+                self.num_bytes += executor.program.weights[weight.name].nbytes
                 if index < program.head_start:
-                    self.body_weights += count
+                    self.body_weights += weight.rows * weight.cols
                 else:
-                    self.head_weights += count
-        if self._inner is not None:
-            self._program._native = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def run(self, *arguments: Any) -> Any:
-        self.steps += 1
-        return self._timed(self._inner.run, arguments)
-
-    def run_head(self, *arguments: Any) -> Any:
-        return self._timed(self._inner.run_head, arguments)
-
-    def _timed(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        began = time.perf_counter()
-        try:
-            return call(*arguments)
-        finally:
-            self.seconds += time.perf_counter() - began
-
-    def reset(self) -> None:
-        self.seconds, self.steps = 0.0, 0
-
-    def remove(self) -> None:
-        if self._inner is not None:
-            self._program._native = self._inner
+                    self.head_weights += weight.rows * weight.cols

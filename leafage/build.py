@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from leafage.config import EngineConfig
 from leafage.core.kv_manager import KVManager
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.scheduler import Scheduler
+from leafage.core.step_times import StepTimes
 from leafage.engine.engine import Engine
 from leafage.engine.inputs import InputProcessor
 from leafage.engine.metrics import EngineMetrics, MonotonicClock, engine_stats
@@ -185,6 +187,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         context_length=info.context_length,
     )
     threads = _threads(config)
+    times = StepTimes(time.perf_counter)
     executor = LocalExecutor(
         model,
         num_blocks=plan.num_blocks,
@@ -192,6 +195,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         num_threads=threads,
+        times=times,
     )
     stop_check = StopStringCheck()
     scheduler = Scheduler(
@@ -209,6 +213,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         eos_token_ids=frozenset(tokenizer.eos_ids),
         seed=config.seed,
         observer=metrics,
+        times=times,
     )
     build = Build(
         config=config,

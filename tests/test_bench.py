@@ -31,9 +31,12 @@ def test_repetitions_are_fresh_and_ids_are_in_the_vocabulary() -> None:
 
 
 def test_choose() -> None:
-    assert [w.name for w in bench.choose(())] == ["W1", "W2", "W3", "W4"]
-    assert [w.name for w in bench.choose(("w2",))] == ["W2"]
-    with pytest.raises(InvalidParameterError, match="W1, W2, W3, W4"):
+    workloads, overhead = bench.choose(())
+    assert [w.name for w in workloads] == ["W1", "W2", "W3", "W4"] and overhead
+    workloads, overhead = bench.choose(("w2",))
+    assert [w.name for w in workloads] == ["W2"] and not overhead
+    assert bench.choose(("overhead",)) == ([], True)
+    with pytest.raises(InvalidParameterError, match="W1, W2, W3, W4, overhead"):
         bench.choose(("W5",))
 
 

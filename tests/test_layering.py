@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "llm": EVERYTHING,
     "cli": EVERYTHING,
     "bench": EVERYTHING,
+    "overhead": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
 }

@@ -15,6 +15,7 @@ from leafage.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from leafage.bench import Report, Result
+    from leafage.overhead import Overhead
 
 
 @with_flags(ENGINE_FLAGS)
@@ -28,7 +29,8 @@ def bench(
     """Measure decode (W1), prefill (W2), batch (W3) and few-shot (W4) on this machine.
 
     Prints medians and ranges, the share of the machine's memory bandwidth and int8 peak that was reached, and
-    the time spent outside the native call. Run it on an idle machine.
+    the time spent outside the native call: of the workloads, and of decode steps of 1, 64 and 256 sequences,
+    part by part. Run it on an idle machine.
 
     **Examples**
 
@@ -39,7 +41,7 @@ def bench(
     Parameters
     ----------
     workloads
-        W1, W2, W3, W4; all without any.
+        W1, W2, W3, W4, overhead; all without any.
     model
         A known name (`leafage ls`), a path to a .gguf file or Hugging Face folder, or hf:owner/repo[/file].
     repetitions
@@ -51,12 +53,14 @@ def bench(
         raise InvalidParameterError("repetitions is out of range", value=repetitions, limit="at least 1")
     from leafage import bench as measuring
 
-    chosen = measuring.choose(workloads)
+    chosen, overhead = measuring.choose(workloads)
     load = measuring.load_average()
     if load > measuring.BUSY_LOAD:
         terminal.say(f"warning: the machine is busy (load average {load:.1f}): expect low and uneven numbers")
     with terminal.open_llm(model, engine_settings(flags)) as llm, terminal.Status() as status:
-        report = measuring.measure(llm, chosen, repetitions=repetitions, on_progress=status)
+        report = measuring.measure(
+            llm, chosen, repetitions=repetitions, overhead=overhead, on_progress=status
+        )
     if json is not None and str(json) == "-":
         print(json_format.dumps(report.as_dict(), indent=2))
         return
@@ -88,11 +92,24 @@ def _print(report: Report) -> None:
     )
     console = terminal.print_console()
     console.print(table)
-    console.print(f"outside the native call: {outside}", style="dim")
+    if outside:
+        console.print(f"outside the native call: {outside}", style="dim")
+    for overhead in report.overheads:
+        console.print(_overhead(overhead), style="dim")
     console.print(
         f"machine: reads {floors.bandwidth / 1e9:.1f} GB/s, int8 {floors.int8_peak / 1e9:.0f} GOP/s "
         f"({floors.instruction}), {floors.threads} threads; kernels: {report.kernels}",
         style="dim",
+    )
+
+
+def _overhead(overhead: Overhead) -> str:
+    parts = ", ".join(f"{part} {1e6 * seconds:.0f}" for part, seconds in overhead.outside.items())
+    native = ", ".join(f"{part} {1e3 * seconds:.2f} ms" for part, seconds in overhead.native.items())
+    low, high = min(overhead.totals), max(overhead.totals)
+    return (
+        f"a step of {overhead.batch_size}: {1e6 * overhead.total:.0f} us outside the native call "
+        f"({1e6 * low:.0f} to {1e6 * high:.0f}): {parts}; inside: {native}"
     )
 
 

@@ -10,6 +10,7 @@ from leafage.core.batch import NO_OUTPUT, Batch
 from leafage.core.protocols import Executor
 from leafage.core.request import Delta, Request
 from leafage.core.sampling_params import SamplingParams
+from leafage.core.step_times import StepTimes
 from leafage.errors import ExecutorError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Engine:
         eos_token_ids: end-of-generation ids of the model.
         seed: makes the seeds that are drawn for requests without one repeatable.
         observer: told of every step.
+        times: counts where the time of steps goes.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Engine:
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
         observer: Observer | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.observer = observer
+        self.times = times or StepTimes()
         self.num_observer_errors = 0
         self._seeds = random.Random(seed)
 
@@ -59,6 +63,7 @@ class Engine:
         """Schedule, execute, update. Returns what became known, in the order it was drawn."""
         batch = self.scheduler.schedule()
         self._observe("scheduled", batch)
+        self.times.lap("schedule")
         try:
             output = self.executor.execute(batch) if batch.has_work else NO_OUTPUT
         except ExecutorError as error:
@@ -68,6 +73,7 @@ class Engine:
         else:
             deltas = self.scheduler.update(batch, output)
         self._observe("stepped", batch, deltas)
+        self.times.lap("update")
         return deltas
 
     def add_request(

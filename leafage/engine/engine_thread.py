@@ -39,6 +39,7 @@ class EngineThread:
         self._after_step = after_step
         self._wake = threading.Condition()
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._times = engine.times
         self._closing = False
         self._dead: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="leafage-engine", daemon=True)
@@ -90,8 +91,10 @@ class EngineThread:
                 deltas = self._engine.step()
                 for request_id in self._outputs.process(deltas):
                     self._engine.abort(request_id)
+                self._times.lap("output")
                 if self._after_step is not None:
                     self._after_step()
+                self._times.lap("deliver")
         except Exception as error:
             self._dead = error
         finally:
@@ -103,6 +106,7 @@ class EngineThread:
         with self._wake:
             while not (self._commands or self._closing or self._engine.has_unfinished):
                 self._wake.wait()
+                self._times.start()
             if self._closing:
                 return False
             commands, self._commands = self._commands, deque()
@@ -113,6 +117,7 @@ class EngineThread:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
+        self._times.lap("accept")
         return True
 
     def _add(self, requests: list[NewRequest], sinks: list[Sink], stream: bool) -> None:

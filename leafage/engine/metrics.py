@@ -147,5 +147,7 @@ def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | floa
         **{f"request_success_{k}": v for k, v in sorted(counters.finished.items())},
         "num_steps": counters.steps,
         "busy_seconds": metrics.busy_seconds,
+        "native_seconds": sum(engine.times.native.values()),
+        **{f"{part}_seconds": seconds for part, seconds in engine.times.outside.items()},
         "num_observer_errors": engine.num_observer_errors,
     }

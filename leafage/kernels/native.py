@@ -130,6 +130,11 @@ class NativeProgram:
         self._native.copy_blocks(pairs)
 
     @property
+    def native_seconds(self) -> float:
+        """Seconds that the program's threads have spent in native calls, the sampler's included."""
+        return float(self._native.seconds)
+
+    @property
     def compiled(self) -> _native.Program:
         """The compiled program, for whoever shares its threads."""
         return self._native

@@ -293,6 +293,8 @@ class ReferenceProgram:
         k_cache, v_cache: float32 [layers, num_blocks, block_size, kv_heads, head_dim].
     """
 
+    native_seconds = 0.0  # what NativeProgram counts; nothing here is native
+
     def __init__(
         self, program: Program, weights: Mapping[str, np.ndarray], *, num_blocks: int, block_size: int
     ) -> None:

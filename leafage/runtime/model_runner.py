@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from leafage.core.batch import NO_OUTPUT, Batch, ItemOutput, Logits, StepOutput
+from leafage.core.step_times import StepTimes
 from leafage.errors import ExecutorError
 from leafage.kernels.step_inputs import StepInputs
 from leafage.runtime.inputs import build_inputs
@@ -20,6 +21,8 @@ class RunnableProgram(Protocol):
 
     def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]: ...
     def copy_blocks(self, pairs: np.ndarray) -> None: ...
+    @property
+    def native_seconds(self) -> float: ...
 
 
 class LocalExecutor:
@@ -31,6 +34,7 @@ class LocalExecutor:
         max_num_batched_tokens: most tokens of one step.
         max_model_len: most tokens of one sequence.
         num_threads: threads of the native step.
+        times: counts where the time of steps goes.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class LocalExecutor:
         max_num_batched_tokens: int,
         max_model_len: int,
         num_threads: int,
+        times: StepTimes | None = None,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = model.program.vocab_size
@@ -67,6 +72,8 @@ class LocalExecutor:
             )
             self.program, threads_of = native, native.compiled
         self.sampler = Sampler(self.vocab_size, threads_of)
+        self.times = times or StepTimes()
+        self._native_seconds = 0.0
 
     def execute(self, batch: Batch) -> StepOutput:
         """Copies, then the forward pass, then sampling.
@@ -88,9 +95,19 @@ class LocalExecutor:
     def _forward(self, batch: Batch) -> StepOutput:
         outputs = [ItemOutput() for _ in batch.items]
         rows = list(_rows_of(batch))
-        for first, logits in self.program.forward(build_inputs(batch, self.block_size)):
+        inputs = build_inputs(batch, self.block_size)
+        self._lap("inputs")
+        for first, logits in self.program.forward(inputs):
+            self._lap("forward")
             self.sampler.process(batch, rows[first : first + len(logits)], logits, outputs)
+            self._lap("sample")
+        self._lap("forward")
         return StepOutput(outputs)
+
+    def _lap(self, part: str) -> None:
+        native = self.program.native_seconds
+        self.times.lap(part, native - self._native_seconds)
+        self._native_seconds = native
 
 
 def _rows_of(batch: Batch) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from leafage.core.sampling_params import SamplingParams
+from leafage.core.step_times import PARTS, StepTimes
+from leafage.engine.engine_thread import EngineThread
 from leafage.engine.metrics import MonotonicClock, RequestMetrics, engine_stats
 
 MakeRig = Callable[..., Any]
@@ -72,3 +74,19 @@ def test_p01_hits_and_reasons_of_misses(make_rig: MakeRig, block_size: int) -> N
 def test_the_real_clock_moves_forward() -> None:
     clock = MonotonicClock()
     assert clock.now() <= clock.now()
+
+
+def test_idle_time_is_in_no_part_of_the_step_times(make_rig: MakeRig) -> None:
+    rig = make_rig("hello")
+    now = [0.0]
+    rig.engine.times = StepTimes(lambda: now[0])
+    thread = EngineThread(rig.engine, rig.outputs)
+    try:
+        thread.call(lambda: None).result()
+        now[0] = 1000.0
+        thread.call(lambda: None).result()
+        stats = thread.call(lambda: engine_stats(rig.engine, rig.metrics)).result()
+    finally:
+        thread.close()
+    assert [stats[f"{part}_seconds"] for part in PARTS] == [0.0] * len(PARTS)
+    assert stats["native_seconds"] == 0

@@ -7,6 +7,7 @@ import pytest
 
 from leafage.core.batch import Batch, Copy, Item, Logits, Sample
 from leafage.core.sampling_params import SamplingParams
+from leafage.core.step_times import StepTimes
 from leafage.errors import ExecutorError
 from leafage.kernels import _native
 from leafage.kernels.reference import ReferenceProgram
@@ -17,7 +18,7 @@ from tests.kernels.test_native import BLOCK, NUM_BLOCKS, VOCAB, logits, make_pro
 PROGRAM, WEIGHTS = make_program(np.random.default_rng(0))
 
 
-def executor(compute: str = "fast", num_threads: int = 1) -> LocalExecutor:
+def executor(compute: str = "fast", num_threads: int = 1, times: StepTimes | None = None) -> LocalExecutor:
     weights = WEIGHTS
     if compute == "fast":
         weights = {
@@ -32,6 +33,7 @@ def executor(compute: str = "fast", num_threads: int = 1) -> LocalExecutor:
         max_num_batched_tokens=256,
         max_model_len=512,
         num_threads=num_threads,
+        times=times,
     )
 
 
@@ -130,3 +132,14 @@ def test_m07_a_step_that_cannot_run_is_an_error_of_that_step():
     with pytest.raises(ExecutorError, match=r"token_ids in \[0, 300\)"):
         run.execute(Batch(items=[item([VOCAB], [0], greedy)]))
     assert run.execute(Batch(items=[item([1], [0], greedy)])).items[0].sampled
+
+
+def test_native_time_is_counted_by_part_and_taken_out_of_the_rest() -> None:
+    ticks = iter(range(1000))
+    local = executor(times=StepTimes(lambda: float(next(ticks))))
+    local.execute(Batch([item([1, 2, 3], [0], SamplingParams(temperature=0))]))
+    native = local.times.native
+    assert native["forward"] > 0 and native["sample"] > 0
+    assert sum(native.values()) == pytest.approx(local.program.native_seconds)
+    # Four laps of a second: inputs, forward, sample, and leaving the forward pass.
+    assert sum(local.times.outside.values()) == pytest.approx(4 - sum(native.values()))

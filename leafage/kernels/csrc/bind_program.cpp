@@ -174,6 +174,7 @@ void bind_program(nb::module_& m) {
         }, "float32 [max_logit_rows, vocab]; overwritten by the next run.")
         .def_prop_ro("num_bytes", &Program::num_bytes)
         .def_prop_ro("num_threads", &Program::num_threads)
+        .def_prop_ro("seconds", [](Program& p) { return p.team().seconds(); })
         .def_rw("profile", &Program::profile)
         .def_ro("op_seconds", &Program::op_seconds);
 }

@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <chrono>
 #include <cstdlib>
 
 #if defined(__x86_64__)
@@ -69,6 +70,8 @@ void Team::loop(int index) {
 }
 
 void Team::run(const std::function<void(Worker&)>& body) {
+    using Clock = std::chrono::steady_clock;
+    auto start = Clock::now();
     Worker worker{this, 0, count_, scratch_[0], scratch_bytes_};
     ticket_.store(0, std::memory_order_relaxed);
     if (count_ > 1) {
@@ -82,6 +85,7 @@ void Team::run(const std::function<void(Worker&)>& body) {
     }
     body(worker);
     wait_barrier();
+    seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 void Team::wait_barrier() {

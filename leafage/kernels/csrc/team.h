@@ -38,6 +38,8 @@ class Team {
     // Run body(worker) on all members; returns when all are done. Not reentrant.
     void run(const std::function<void(Worker&)>& body);
     int size() const { return count_; }
+    // Spent inside run().
+    double seconds() const { return seconds_; }
 
   private:
     friend struct Worker;
@@ -54,6 +56,7 @@ class Team {
     std::atomic<uint64_t> generation_{0};
     std::atomic<int> sleepers_{0};
     bool stop_ = false;
+    double seconds_ = 0;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint64_t> phase_{0};
     alignas(64) std::atomic<int64_t> ticket_{0};
