@@ -46,22 +46,22 @@ def make_step(lengths: list[int], rows: int, tables: np.ndarray) -> StepInputs:
 def measure(shape: str, batch: int, context: int, rows: int, args: argparse.Namespace) -> None:
     num_layers, num_kv_heads, num_heads, head_dim = SHAPES[shape]
     blocks = -(-context // args.block)
-    values = 2 * num_kv_heads * args.block * head_dim
-    layer_bytes = batch * blocks * values * 2
+    block_bytes = 2 * num_kv_heads * args.block * head_dim * 2
+    layer_bytes = batch * blocks * block_bytes
     num_layers = max(1, min(num_layers, MAX_BYTES // layer_bytes)) if rows == 1 else 1
     rng = np.random.default_rng(0)
-    pool = np.full((num_layers, batch * blocks, values), 0x3E80, np.uint16)
+    pool = np.full((batch * blocks, num_layers, block_bytes // 2), 0x3E80, np.uint16).view(np.uint8)
     tables = rng.permutation(batch * blocks).reshape(batch, blocks)
     inputs = make_step([context] * batch, rows, tables)
     q = rng.standard_normal((batch * rows, num_heads * head_dim)).astype(np.float32)
     out = np.zeros_like(q)
     seconds = []
     for _ in range(max(2, int(60 / num_layers)) if rows == 1 else 10):
-        for layer in pool:
+        for layer in range(num_layers):
             seconds.append(
                 time_attention(
                     q,
-                    PagedLayer(layer, args.block, num_kv_heads, head_dim),
+                    PagedLayer(pool[:, layer], args.block, num_kv_heads, head_dim),
                     inputs,
                     out,
                     scale=head_dim**-0.5,

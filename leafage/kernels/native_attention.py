@@ -187,10 +187,12 @@ def _check_layer(layer: PagedLayer) -> None:
         raise ValueError(f"expected head_dim as a multiple of 16 up to {MAX_HEAD_DIM}, got {layer.head_dim}")
     if layer.block_size < 1 or layer.num_kv_heads < 1:
         raise ValueError(f"expected sizes >= 1, got {layer.block_size} tokens, {layer.num_kv_heads} heads")
-    _check_array("pool", layer.pool, np.uint16, 2)
-    values = 2 * layer.num_kv_heads * layer.block_size * layer.head_dim
-    if layer.pool.shape[1] != values:
-        raise ValueError(f"expected blocks of {values} values, got {layer.pool.shape[1]}")
+    pool = layer.pool
+    if pool.dtype != np.uint8 or pool.ndim != 2 or pool.strides[1] != 1 or pool.strides[0] < pool.shape[1]:
+        raise ValueError(f"expected pool as rows of uint8, got {pool.dtype} {pool.shape} {pool.strides}")
+    num_bytes = 2 * layer.num_kv_heads * layer.block_size * layer.head_dim * 2
+    if pool.shape[1] != num_bytes:
+        raise ValueError(f"expected blocks of {num_bytes} bytes, got {pool.shape[1]}")
 
 
 def _check_range(name: str, array: np.ndarray, low: int, high: int | np.ndarray) -> None:

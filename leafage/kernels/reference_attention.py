@@ -31,7 +31,8 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """K and V of one layer: `pool` is uint16 [num_blocks, 2 * num_kv_heads * block_size * head_dim]."""
+    """K and V of one layer: `pool` is uint8 [num_blocks, 2 * num_kv_heads * block_size * head_dim * 2], the
+    bytes of the layout; rows may lie apart, as the layers of a block do."""
 
     pool: np.ndarray
     block_size: int
@@ -51,7 +52,7 @@ def pack(k: np.ndarray, v: np.ndarray) -> PagedLayer:
         v = v.reshape(shape).transpose(0, 3, 1, 2, 4)
     both = [a.reshape(num_blocks, -1) for a in (k, v)]
     pool = np.ascontiguousarray(np.concatenate(both, axis=1), np.uint16)
-    return PagedLayer(pool, block_size, num_kv_heads, head_dim)
+    return PagedLayer(pool.view(np.uint8), block_size, num_kv_heads, head_dim)
 
 
 def unpack(layer: PagedLayer) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +60,7 @@ def unpack(layer: PagedLayer) -> tuple[np.ndarray, np.ndarray]:
     block_size, heads, head_dim = layer.block_size, layer.num_kv_heads, layer.head_dim
     tile = TILE if block_size % TILE == 0 else block_size
     blocks, tiles = len(layer.pool), block_size // tile
-    k, v = np.split(layer.pool, 2, axis=1)
+    k, v = np.split(np.ascontiguousarray(layer.pool).view(np.uint16), 2, axis=1)
     k = k.reshape(blocks, heads, tiles, head_dim // 2, tile, 2).transpose(0, 2, 4, 1, 3, 5)
     if tile % 2 == 0:
         v = v.reshape(blocks, heads, tiles, tile // 2, head_dim, 2).transpose(0, 2, 3, 5, 1, 4)

@@ -31,12 +31,8 @@ def check_against_oracle(
     q, inputs = sequences.step(tables, pieces)
     options = {"scale": scale, "window": window, "softcap": softcap}
     expected = reference_attention.attention(q, layer, inputs, **options)
-    values = layer.pool.shape[1] // 2
-    absolute = layer.pool.copy()
-    absolute[:, values:] &= 0x7FFF
-    magnitude = reference_attention.attention(
-        q, PagedLayer(absolute, layer.block_size, layer.num_kv_heads, layer.head_dim), inputs, **options
-    )
+    k, v = unpack(layer)
+    magnitude = reference_attention.attention(q, reference_attention.pack(k, v & 0x7FFF), inputs, **options)
     for variant in variants:
         got = native_attention.attention(
             q, layer, inputs, **options, num_threads=num_threads, variant=variant
@@ -52,17 +48,17 @@ def test_pack_and_unpack_are_inverse(block_size: int) -> None:
     rng = np.random.default_rng(0)
     k, v = (rng.integers(0, 2**16, (5, block_size, 3, 32)).astype(np.uint16) for _ in range(2))
     layer = reference_attention.pack(k, v)
-    assert layer.pool.shape == (5, 2 * 3 * block_size * 32)
+    assert layer.pool.shape == (5, 2 * 3 * block_size * 32 * 2)
     for packed, plain in zip(unpack(layer), (k, v), strict=True):
         np.testing.assert_array_equal(packed, plain)
 
 
 def test_layout_of_a_tile() -> None:
     k = np.arange(16 * 32, dtype=np.uint16).reshape(1, 16, 1, 32)
-    layer = reference_attention.pack(k, k + 1000)
+    pool = reference_attention.pack(k, k + 1000).pool.view(np.uint16)
     # K: pair 1 of token 2 is behind 16 tokens of pair 0; V: token 5 is the second of token pair 2.
-    assert list(layer.pool[0, (16 + 2) * 2 :][:2]) == [2 * 32 + 2, 2 * 32 + 3]
-    assert layer.pool[0, 16 * 32 + (2 * 32 + 7) * 2 + 1] == 1000 + 5 * 32 + 7
+    assert list(pool[0, (16 + 2) * 2 :][:2]) == [2 * 32 + 2, 2 * 32 + 3]
+    assert pool[0, 16 * 32 + (2 * 32 + 7) * 2 + 1] == 1000 + 5 * 32 + 7
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

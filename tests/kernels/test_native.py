@@ -193,7 +193,7 @@ def test_copies_are_of_whole_blocks_in_all_layers(model, num_threads):
     pool = program.kv.array()
     pool[...] = np.random.default_rng(5).integers(0, 256, pool.shape)
     expected = pool.copy()
-    expected[:, [8, 1, 3]] = expected[:, [0, 5, 0]]
+    expected[[8, 1, 3]] = expected[[0, 5, 0]]
     program.copy_blocks(np.array([(0, 8), (5, 1), (0, 3)], np.int32))
     np.testing.assert_array_equal(pool, expected)
 

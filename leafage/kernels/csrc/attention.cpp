@@ -29,13 +29,12 @@ size_t attention_shared_bytes(int max_rows, int num_heads, int head_dim) {
 }
 
 void copy_blocks(const CopyBlocksArgs& a, Worker& worker) {
-    int64_t tasks = int64_t(a.num_copies) * a.num_layers;
-    int64_t begin = tasks * worker.index / worker.count, end = tasks * (worker.index + 1) / worker.count;
-    for (int64_t i = begin; i < end; ++i) {
-        uint8_t* layer = a.base + (i / a.num_copies) * a.layer_bytes;
-        int64_t c = i % a.num_copies;
-        std::memcpy(layer + a.dst[c] * a.block_bytes, layer + a.src[c] * a.block_bytes, a.block_bytes);
-    }
+    // A share of every block: with one copy, as with many, all members work.
+    auto edge = [&](int member) { return a.block_bytes * size_t(member) / size_t(worker.count); };
+    size_t begin = edge(worker.index), bytes = edge(worker.index + 1) - begin;
+    for (int i = 0; i < a.num_copies; ++i)
+        std::memcpy(a.base + size_t(a.dst[i]) * a.block_bytes + begin, a.base + size_t(a.src[i]) * a.block_bytes + begin,
+                    bytes);
 }
 
 }  // namespace leafage

@@ -1,7 +1,8 @@
 // Paged attention: the layout of the K/V cache and the arithmetic contract.
 //
-// Layout. The cache of a layer is an array of blocks of block_size tokens, 16-bit (bf16) values. In a block all
-// K heads come first, then all V heads, each head block_size * head_dim values:
+// Layout. The pool is [block][layer]: the tokens of a block lie together over all layers, so a block is one copy and
+// a short sequence touches few pages. In a block of one layer all K heads come first, then all V heads, each head
+// block_size * head_dim 16-bit (bf16) values:
 //   * block_size a multiple of 16: a head is block_size / 16 tiles of 16 tokens, one after the other;
 //     K of a tile is [head_dim / 2][16 tokens][2] (pairs along head_dim: one dot-product instruction takes a pair
 //     of 16 tokens), V is [8 token pairs][head_dim][2].
@@ -30,19 +31,18 @@ constexpr int kMaxHeadDim = 256;
 // Intel one in two cycles, where two float FMAs do twice the work.
 bool bf16_dot_is_fast();
 
-// 16-bit values of one block of one layer.
-static inline size_t kv_block_values(int block_size, int num_kv_heads, int head_dim) {
-    return size_t(2) * num_kv_heads * block_size * head_dim;
+// Bytes of one block of one layer.
+static inline size_t kv_layer_bytes(int block_size, int num_kv_heads, int head_dim) {
+    return size_t(2) * size_t(num_kv_heads) * size_t(block_size) * size_t(head_dim) * 2;
 }
 
 // Private scratch attention needs per thread; worker_scratch_bytes() must not be less.
 size_t attention_scratch_bytes();
 
-// Copy whole blocks of all layers: block dst[i] becomes block src[i]. Layers lie layer_bytes apart.
+// Copy whole blocks, all layers: block dst[i] becomes block src[i].
 struct CopyBlocksArgs {
     uint8_t* base;
-    size_t layer_bytes, block_bytes;
-    int num_layers;
+    size_t block_bytes;
     int num_copies;
     const int32_t* src;
     const int32_t* dst;

@@ -22,7 +22,7 @@ static void kv_write(const KVWriteArgs& a, Worker& worker) {
         if (slot < 0) continue;
         int offset = slot % bs;
         int tile = tiled ? offset / kTile : 0, at = tiled ? offset % kTile : offset;
-        uint16_t* block = reinterpret_cast<uint16_t*>(kv.base + size_t(slot / bs) * kv.block_bytes);
+        uint16_t* block = reinterpret_cast<uint16_t*>(kv.base + size_t(slot / bs) * kv.block_stride);
         uint16_t* k = block + (size_t(head) * bs + size_t(tile) * kTile) * hd;
         uint16_t* v = block + (size_t(kv.num_kv_heads + head) * bs + size_t(tile) * kTile) * hd;
         const float* x = a.x + int64_t(row) * a.ldx + head * hd;

@@ -13,7 +13,7 @@ struct Tiles {
 };
 
 static inline const uint16_t* block_values(const KVLayer& kv, int32_t block) {
-    return reinterpret_cast<const uint16_t*>(kv.base + size_t(block) * kv.block_bytes);
+    return reinterpret_cast<const uint16_t*>(kv.base + size_t(block) * kv.block_stride);
 }
 
 // K and V of one KV head, tile t, into [head_dim / 2][16][2] and [8][head_dim][2]; zeros behind `last`.

@@ -38,6 +38,8 @@ template <class T, int N>
 using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 template <class T, int N>
 using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+// One layer's blocks as bytes: rows are contiguous, any distance apart.
+using Pool = nb::ndarray<uint8_t, nb::ndim<2>, nb::device::cpu>;
 
 // Teams of these bindings, kept: starting threads costs more than the work. One call at a time.
 std::mutex g_mutex;
@@ -73,11 +75,11 @@ const Kernels& variant(const std::string& name) {
     throw std::invalid_argument("no such kernel variant was built: " + name);
 }
 
-KVLayer layer(const Out<uint16_t, 2>& pool, int block_size, int num_kv_heads, int head_dim) {
-    return {reinterpret_cast<uint8_t*>(pool.data()), pool.shape(1) * 2, block_size, num_kv_heads, head_dim};
+KVLayer layer(const Pool& pool, int block_size, int num_kv_heads, int head_dim) {
+    return {pool.data(), size_t(pool.stride(0)), block_size, num_kv_heads, head_dim};
 }
 
-void py_kv_write(const Out<uint16_t, 2>& pool, int block_size, int num_kv_heads, int head_dim, const In<float, 2>& x,
+void py_kv_write(const Pool& pool, int block_size, int num_kv_heads, int head_dim, const In<float, 2>& x,
                  int k_column, int v_column, const In<int32_t, 1>& slots, int num_threads, const std::string& name) {
     KVWriteArgs args{layer(pool, block_size, num_kv_heads, head_dim), x.data(), int(x.shape(1)), int(x.shape(0)),
                      k_column, v_column, slots.data()};
@@ -100,7 +102,7 @@ double seconds_of(int num_threads) {
 }
 
 // Returns the seconds of the fastest of `repeat` runs.
-double py_attention(const Out<uint16_t, 2>& pool, int block_size, int num_kv_heads, int head_dim,
+double py_attention(const Pool& pool, int block_size, int num_kv_heads, int head_dim,
                     const In<float, 2>& q, const Out<float, 2>& out, float scale, float softcap, int window,
                     const In<int32_t, 1>& item_rows, const In<int32_t, 1>& item_num_rows,
                     const In<int32_t, 1>& item_starts, const In<int32_t, 1>& table_offsets,

@@ -71,8 +71,8 @@ void bind_program(nb::module_& m) {
         .def_ro("block_bytes", &KVCache::block_bytes_)
         .def("array", [](KVCache& self) {
             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>>(
-                self.base(), {size_t(self.num_layers_), size_t(self.num_blocks_), self.block_bytes_}, nb::find(self));
-        }, "The pool as uint8 [num_layers, num_blocks, block_bytes], for tests and transfers.");
+                self.base(), {size_t(self.num_blocks_), size_t(self.num_layers_), self.layer_bytes_}, nb::find(self));
+        }, "The pool as uint8 [num_blocks, num_layers, bytes], for tests and transfers.");
 
     nb::class_<Program>(m, "Program")
         .def(nb::init<int, int, int, std::vector<std::pair<int, int>>, std::vector<int>, int, KVCache*>(),

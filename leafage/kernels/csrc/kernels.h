@@ -34,8 +34,8 @@ struct EmbedArgs {
 
 // One layer of the paged cache. A block holds block_size tokens; layout: attention.h.
 struct KVLayer {
-    uint8_t* base;
-    size_t block_bytes;
+    uint8_t* base;        // of block 0
+    size_t block_stride;  // bytes from a block to the next one: the other layers of a block lie between
     int block_size;
     int num_kv_heads;
     int head_dim;

@@ -34,8 +34,8 @@ KVCache::KVCache(int num_layers, int num_blocks, int block_size, int num_kv_head
       block_size_(block_size),
       num_kv_heads_(num_kv_heads),
       head_dim_(head_dim),
-      block_bytes_(size_t(2) * size_t(num_kv_heads) * size_t(head_dim) * size_t(block_size) * 2),
-      layer_bytes_(block_bytes_ * size_t(num_blocks)) {
+      layer_bytes_(kv_layer_bytes(block_size, num_kv_heads, head_dim)),
+      block_bytes_(layer_bytes_ * size_t(num_layers)) {
     void* p = mmap(nullptr, num_bytes() + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
@@ -130,8 +130,7 @@ void Program::copy_blocks(const std::vector<int32_t>& src, const std::vector<int
         if (sources.count(block) || !destinations.insert(block).second)
             throw std::invalid_argument("expected destinations that no other copy names, got block " +
                                         std::to_string(block) + " again");
-    CopyBlocksArgs args{kv_->base(), kv_->layer_bytes_, kv_->block_bytes_, kv_->num_layers_, int(src.size()),
-                        src.data(), dst.data()};
+    CopyBlocksArgs args{kv_->base(), kv_->block_bytes_, int(src.size()), src.data(), dst.data()};
     team_.run([&](Worker& worker) { leafage::copy_blocks(args, worker); });
 }
 

@@ -16,11 +16,11 @@ class KVCache {
     KVCache& operator=(const KVCache&) = delete;
 
     KVLayer layer(int index) const;
-    size_t num_bytes() const { return layer_bytes_ * size_t(num_layers_); }
+    size_t num_bytes() const { return block_bytes_ * size_t(num_blocks_); }
     uint8_t* base() const { return base_; }
 
     const int num_layers_, num_blocks_, block_size_, num_kv_heads_, head_dim_;
-    const size_t block_bytes_, layer_bytes_;
+    const size_t layer_bytes_, block_bytes_;  // of a block: one layer, all layers
 
   private:
     uint8_t* base_;
