@@ -23,7 +23,8 @@ class NativeProgram:
         num_threads: threads of the parallel region.
 
     Raises:
-        ValueError: a weight is missing or has another shape than the program declares.
+        ValueError: a weight is missing or has another shape than the program declares, or no kernel has its
+            head_dim.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class NativeProgram:
         self.weights = dict(weights)
         _check_weights(program, self.weights)
         spec = program.kv
+        check_head_dim(spec.head_dim)
         self.kv = _native.KVCache(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         buffers, slot_widths = _plan_buffers(program)
         self._native = _native.Program(
@@ -164,6 +166,14 @@ def _explain(inputs: StepInputs) -> None:
     for name, array in zip(inputs.__slots__, _arrays(inputs), strict=True):
         if array.dtype != np.int32 or array.ndim != 1 or not array.flags.c_contiguous:
             raise ValueError(f"expected {name} as contiguous int32 [n], got {array.dtype} {array.shape}")
+
+
+def check_head_dim(head_dim: int) -> None:
+    """Raises ValueError for heads that the attention kernels do not have: their tiles are 16 columns wide."""
+    if head_dim % 16 != 0 or not 16 <= head_dim <= _native.MAX_HEAD_DIM:
+        raise ValueError(
+            f"expected head_dim as a multiple of 16 up to {_native.MAX_HEAD_DIM}, got {head_dim}"
+        )
 
 
 def rope_table(rope: Rope, num_positions: int) -> np.ndarray:

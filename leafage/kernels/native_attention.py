@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from leafage.kernels import _native
+from leafage.kernels.native import check_head_dim
 from leafage.kernels.reference_attention import PagedLayer
 from leafage.kernels.step_inputs import StepInputs
-
-MAX_HEAD_DIM: int = _native.MAX_HEAD_DIM
 
 
 def kv_write(
@@ -183,8 +182,7 @@ def _check_array(name: str, array: np.ndarray, dtype: type, ndim: int) -> None:
 
 
 def _check_layer(layer: PagedLayer) -> None:
-    if layer.head_dim % 16 != 0 or not 16 <= layer.head_dim <= MAX_HEAD_DIM:
-        raise ValueError(f"expected head_dim as a multiple of 16 up to {MAX_HEAD_DIM}, got {layer.head_dim}")
+    check_head_dim(layer.head_dim)
     if layer.block_size < 1 or layer.num_kv_heads < 1:
         raise ValueError(f"expected sizes >= 1, got {layer.block_size} tokens, {layer.num_kv_heads} heads")
     pool = layer.pool

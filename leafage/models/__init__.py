@@ -40,4 +40,4 @@ def known() -> list[str]:
     return sorted(name for name in names if re.fullmatch(r"[a-z]\w*", name) and name not in _HELPERS)
 
 
-_HELPERS = ("fields", "ropes", "tensors")
+_HELPERS = ("decoder", "fields", "ropes", "tensors")

@@ -12,7 +12,17 @@ import numpy as np
 
 from leafage.errors import ModelFileError, UnsupportedError
 from leafage.kernels.program import Builder, KVSpec, Program
-from leafage.models.fields import Fields, gguf_fields, gguf_vocab_size, hf_fields
+from leafage.models import decoder
+from leafage.models.decoder import (
+    Sizes,
+    attention_output,
+    gated_mlp,
+    gguf_sizes,
+    hf_layer_windows,
+    output_head,
+    qkv_projection,
+)
+from leafage.models.fields import Fields, gguf_fields, hf_fields
 from leafage.models.ropes import RopeConfig, rope_from_gguf, rope_from_hf
 from leafage.models.tensors import Tensors
 
@@ -29,42 +39,23 @@ LAYERS_OF_27B = 62
 head_dim. (query_pre_attn_scalar)"""
 
 HF_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "blk.N.attn_norm": "model.layers.N.input_layernorm",
-    "blk.N.attn_q": "model.layers.N.self_attn.q_proj",
-    "blk.N.attn_k": "model.layers.N.self_attn.k_proj",
-    "blk.N.attn_v": "model.layers.N.self_attn.v_proj",
+    **decoder.HF_NAMES,
     "blk.N.attn_q_norm": "model.layers.N.self_attn.q_norm",
     "blk.N.attn_k_norm": "model.layers.N.self_attn.k_norm",
-    "blk.N.attn_output": "model.layers.N.self_attn.o_proj",
     "blk.N.post_attention_norm": "model.layers.N.post_attention_layernorm",
     "blk.N.ffn_norm": "model.layers.N.pre_feedforward_layernorm",
-    "blk.N.ffn_gate": "model.layers.N.mlp.gate_proj",
-    "blk.N.ffn_up": "model.layers.N.mlp.up_proj",
-    "blk.N.ffn_down": "model.layers.N.mlp.down_proj",
     "blk.N.post_ffw_norm": "model.layers.N.post_feedforward_layernorm",
-    "output_norm": "model.norm",
-    "output": "lm_head",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Sizes):
     """The numbers of one model.
 
     `layer_windows[i]` > 0: in layer i a token sees itself and that many tokens less one before it, turned by
     `local_rope`; 0: it sees everything, turned by `rope`.
     """
 
-    vocab_size: int
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position: int
-    rms_norm_eps: float
     rope: RopeConfig
     local_rope: RopeConfig
     attention_scale: float
@@ -72,15 +63,9 @@ class Config:
     layer_windows: tuple[int, ...]
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
-    tied_embeddings: bool | None = None
-    """None: as the file has it; with a matrix `output` of its own, or without."""
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ModelFileError(
-                "the number of attention heads is not a multiple of the number of K/V heads",
-                value=f"{self.num_heads} and {self.num_kv_heads}",
-            )
+        Sizes.__post_init__(self)
         if len(self.layer_windows) != self.num_layers:
             raise ModelFileError(
                 "layers with and without a window", value=len(self.layer_windows), limit=self.num_layers
@@ -90,25 +75,12 @@ class Config:
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Config:
         """Raises ModelFileError for missing or impossible values, UnsupportedError for variants by name."""
         fields = gguf_fields(metadata, "gemma3")
-        hidden_size, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
-        head_dim = fields.integer("attention.key_length")
-        if fields.integer("attention.value_length", head_dim) != head_dim:
-            raise UnsupportedError(
-                "keys and values of different length", value=fields.get("attention.value_length")
-            )
-        num_layers = fields.integer("block_count")
+        sizes = gguf_sizes(metadata, fields)
+        num_layers, head_dim = sizes["num_layers"], sizes["head_dim"]
         window = fields.integer("attention.sliding_window")
-        scalar = hidden_size // num_heads if num_layers == LAYERS_OF_27B else head_dim
+        scalar = sizes["hidden_size"] // sizes["num_heads"] if num_layers == LAYERS_OF_27B else head_dim
         return cls(
-            vocab_size=gguf_vocab_size(metadata, fields),
-            num_layers=num_layers,
-            hidden_size=hidden_size,
-            intermediate_size=fields.integer("feed_forward_length"),
-            num_heads=num_heads,
-            num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
-            head_dim=head_dim,
-            max_position=fields.integer("context_length"),
-            rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+            **sizes,
             rope=rope_from_gguf(fields, head_dim),
             local_rope=RopeConfig(fields.number("rope.freq_base_swa", LOCAL_ROPE_BASE), head_dim),
             attention_scale=fields.number("attention.scale", scalar**-0.5),
@@ -131,9 +103,9 @@ class Config:
         num_layers = fields.integer("num_hidden_layers", 26)
         head_dim = fields.integer("head_dim", 256)
         window = fields.integer("sliding_window", 4096)
-        pattern: Any = fields.integer("sliding_window_pattern", PATTERN)
-        if fields.has("layer_types"):
-            pattern = [kind == "sliding_attention" for kind in fields.get("layer_types")]
+        windows = hf_layer_windows(fields, num_layers, window)
+        if windows is None:
+            windows = _windows(num_layers, window, fields.integer("sliding_window_pattern", PATTERN))
         rope, local_rope = _hf_ropes(fields, head_dim)
         return cls(
             vocab_size=fields.integer("vocab_size", 262_208),
@@ -149,7 +121,7 @@ class Config:
             local_rope=local_rope,
             attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
             sliding_window=window,
-            layer_windows=_windows(num_layers, window, pattern),
+            layer_windows=windows,
             attention_softcap=_optional(fields, "attn_logit_softcapping"),
             final_softcap=_optional(fields, "final_logit_softcapping"),
             tied_embeddings=fields.flag("tie_word_embeddings", True),
@@ -163,9 +135,9 @@ def build(config: Config, tensors: Tensors) -> Program:
         ModelFileError: a tensor is missing or has another shape.
         UnsupportedError: the file has tensors that are not used.
     """
-    hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+    hidden, eps = config.hidden_size, config.rms_norm_eps
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-    q_width, kv_width = heads * head_dim, kv_heads * head_dim
+    q_width = config.q_width
     rope = config.rope.rope(interleaved=False)
     local_rope = config.local_rope.rope(interleaved=False)
 
@@ -181,25 +153,14 @@ def build(config: Config, tensors: Tensors) -> Program:
     for layer, window in enumerate(config.layer_windows):
         blk = f"blk.{layer}"
         h = builder.rms_norm(x, norm_weight(f"{blk}.attn_norm.weight", hidden), eps)
-        qkv = builder.linear(
-            h,
-            tensors.weight(f"{blk}.attn_q.weight", q_width, hidden),
-            tensors.weight(f"{blk}.attn_k.weight", kv_width, hidden),
-            tensors.weight(f"{blk}.attn_v.weight", kv_width, hidden),
-            bias=tensors.bias(
-                f"{blk}.attn_q.bias",
-                f"{blk}.attn_k.bias",
-                f"{blk}.attn_v.bias",
-                sizes=(q_width, kv_width, kv_width),
-            ),
-        )
+        qkv = qkv_projection(builder, tensors, config, h, blk)
         q_norm = norm_weight(f"{blk}.attn_q_norm.weight", head_dim)
         k_norm = norm_weight(f"{blk}.attn_k_norm.weight", head_dim)
         builder.head_norm(qkv, q_norm, eps, column=0, num_heads=heads)
         builder.head_norm(qkv, k_norm, eps, column=q_width, num_heads=kv_heads)
         layer_rope = local_rope if window else rope
         builder.rope(qkv, layer_rope, column=0, num_heads=heads + kv_heads, head_dim=head_dim)
-        builder.kv_write(qkv, layer=layer, k_column=q_width, v_column=q_width + kv_width)
+        builder.kv_write(qkv, layer=layer, k_column=q_width, v_column=q_width + config.kv_width)
         attended = builder.attention(
             qkv,
             layer=layer,
@@ -208,31 +169,13 @@ def build(config: Config, tensors: Tensors) -> Program:
             window=window,
             softcap=config.attention_softcap,
         )
-        h = builder.linear(
-            attended,
-            tensors.weight(f"{blk}.attn_output.weight", hidden, q_width),
-            bias=tensors.bias(f"{blk}.attn_output.bias", sizes=(hidden,)),
-        )
+        h = attention_output(builder, tensors, config, attended, blk)
         builder.add(x, builder.rms_norm(h, norm_weight(f"{blk}.post_attention_norm.weight", hidden), eps))
 
         h = builder.rms_norm(x, norm_weight(f"{blk}.ffn_norm.weight", hidden), eps)
-        gate_up = builder.linear(
-            h,
-            tensors.weight(f"{blk}.ffn_gate.weight", inner, hidden),
-            tensors.weight(f"{blk}.ffn_up.weight", inner, hidden),
-        )
-        h = builder.linear(
-            builder.act_mul(gate_up, "gelu_tanh"),
-            tensors.weight(f"{blk}.ffn_down.weight", hidden, inner),
-        )
+        h = gated_mlp(builder, tensors, config, h, blk, "gelu_tanh")
         builder.add(x, builder.rms_norm(h, norm_weight(f"{blk}.post_ffw_norm.weight", hidden), eps))
-    x = builder.select_logit_rows(x)
-    x = builder.rms_norm(x, norm_weight("output_norm.weight", hidden), eps)
-    tied = config.tied_embeddings
-    if tied is None:
-        tied = not tensors.has("output.weight")
-    head = table if tied else tensors.weight("output.weight", config.vocab_size, hidden)
-    logits = builder.linear(x, head)
+    logits = output_head(builder, tensors, config, x, norm_weight("output_norm.weight", hidden), table)
     if config.final_softcap:
         builder.softcap(logits, config.final_softcap)
     tensors.refuse_unused(r"(.*\.)?(lm_head|vision_tower|multi_modal_projector)\..*")
@@ -262,6 +205,6 @@ def _hf_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     else:
         full, sliding = fields.section("rope_scaling"), Fields({}, "")
     return (
-        rope_from_hf(fields, full, head_dim, default_base=base),
-        rope_from_hf(fields, sliding, head_dim, default_base=local_base),
+        rope_from_hf(fields, head_dim, default_base=base, parameters=full),
+        rope_from_hf(fields, head_dim, default_base=local_base, parameters=sliding),
     )

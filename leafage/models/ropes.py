@@ -119,14 +119,19 @@ def rope_from_gguf(fields: Fields, head_dim: int) -> RopeConfig:
     raise _unsupported(fields, f"{fields.prefix}rope.scaling.type", scaling)
 
 
-def rope_from_hf(fields: Fields, parameters: Fields, head_dim: int, *, default_base: float) -> RopeConfig:
-    """Reads one object of `rope_parameters` or `rope_scaling`.
+def rope_from_hf(
+    fields: Fields, head_dim: int, *, default_base: float = 10_000.0, parameters: Fields | None = None
+) -> RopeConfig:
+    """Reads `rope_parameters` (transformers 5) or `rope_scaling`, whichever config.json has.
 
     Args:
         fields: config.json.
-        parameters: the object that says the scaling; may be empty.
-        default_base: theta when `parameters` does not say one.
+        default_base: theta when nothing says one.
+        parameters: the object to read, for models that have several; may be empty.
     """
+    if parameters is None:
+        parameters = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+        default_base = fields.number("rope_theta", default_base)
     base = parameters.number("rope_theta", default_base)
     partial = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rope = RopeConfig(base, _rotary_dim(int(head_dim * partial), head_dim, fields))

@@ -61,7 +61,7 @@ def load_model(
 
     Raises:
         ModelFileError: a tensor is missing or has a wrong shape.
-        UnsupportedError: unknown architecture or tensor type.
+        UnsupportedError: unknown architecture or tensor type, or attention heads that no kernel has.
     """
     if compute not in ("fast", "float32"):
         raise UnsupportedError("unknown compute", value=compute, limit="'fast' or 'float32'")
@@ -73,6 +73,8 @@ def load_model(
     config = (config_class.from_gguf if is_gguf else config_class.from_hf)(model_file.metadata)
     tensors = Tensors(model_file)
     program = architecture.build(config, tensors)
+    if compute == "fast":
+        _check_kernels(program, model_file)
     names = _weights_of(program)
     total = sum(tensors.raw(weight.name).data.nbytes for weight in names)
     weights: dict[str, Any] = {}
@@ -86,6 +88,17 @@ def load_model(
             progress(done, total)
     num_bytes = sum(w.nbytes for w in weights.values())
     return LoadedModel(config, program, weights, compute, num_bytes)
+
+
+def _check_kernels(program: Program, model_file: ModelFile) -> None:
+    from leafage.kernels.native import check_head_dim
+
+    try:
+        check_head_dim(program.kv.head_dim)
+    except ValueError as error:
+        raise UnsupportedError(
+            f"{model_file.path}: {error}", remedy='use compute="float32", which takes any, slowly'
+        ) from None
 
 
 def _weights_of(program: Program) -> list[Weight]:

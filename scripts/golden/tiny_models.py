@@ -1,8 +1,8 @@
 """Make tests/models/golden/*.json and *.npz of the tiny models: configurations with rope scaling, windows,
-biases and soft-caps, run by transformers in float32.
+biases, multipliers and soft-caps, run by transformers in float32.
 
     pip install -r scripts/golden/requirements.txt
-    python scripts/golden/tiny_models.py
+    python scripts/golden/tiny_models.py            # all of them, or those that are named
 
 The weights are a hash of their names (tests/models/tiny_models.py); only configurations, tokens and logits
 are stored.
@@ -16,7 +16,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "models"))
 from tiny_models import GOLDEN, hashed_weights
@@ -36,6 +46,7 @@ SIZES = {
 }
 LLAMA = {**SIZES, "rms_norm_eps": 1e-5}
 GEMMA = {**SIZES, "rms_norm_eps": 1e-6, "sliding_window": 20}
+QWEN = {**SIZES, "rms_norm_eps": 1e-6}
 
 
 def rope(rope_type: str, theta: float = 10_000.0, **parameters: float) -> dict:
@@ -66,6 +77,44 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **LLAMA, rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=32)
     ),
     "mistral": MistralConfig(**LLAMA, sliding_window=20),
+    "qwen2": Qwen2Config(**QWEN, rope_parameters=rope("default", 1_000_000.0)),
+    "qwen2_yarn_tied": Qwen2Config(
+        **QWEN,
+        rope_parameters=rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=32),
+        tie_word_embeddings=True,
+    ),
+    "qwen2_window": Qwen2Config(**QWEN, use_sliding_window=True, sliding_window=20, max_window_layers=1),
+    "qwen3": Qwen3Config(
+        **{**QWEN, "head_dim": 32},
+        rope_parameters=rope("default", 1_000_000.0),
+        tie_word_embeddings=True,
+    ),
+    "qwen3_window": Qwen3Config(
+        **QWEN,
+        use_sliding_window=True,
+        sliding_window=20,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        attention_bias=True,
+    ),
+    "granite": GraniteConfig(
+        **LLAMA,
+        attention_multiplier=0.4,
+        embedding_multiplier=0.6,
+        residual_multiplier=0.22,
+        logits_scaling=1.5,
+        attention_bias=True,
+    ),
+    "smollm3": SmolLM3Config(
+        **{**LLAMA, "num_hidden_layers": 5}, pad_token_id=0, rope_parameters=rope("default", 5_000_000.0)
+    ),
+    "smollm3_window": SmolLM3Config(
+        **LLAMA,
+        pad_token_id=0,
+        no_rope_layer_interval=2,
+        use_sliding_window=True,
+        sliding_window=20,
+        tie_word_embeddings=False,
+    ),
     "gemma3": Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 7}, query_pre_attn_scalar=16),
     "gemma3_scaled": Gemma3TextConfig(
         **GEMMA,
@@ -82,10 +131,12 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     GOLDEN.mkdir(exist_ok=True)
     for name, config in CONFIGS.items():
+        if names and name not in names:
+            continue
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
         model.eval()
         shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
@@ -123,4 +174,4 @@ def generate(model: torch.nn.Module, prompt: np.ndarray, kwargs: dict) -> tuple[
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -33,6 +33,21 @@ GGUF_EXTRA: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 32,
     },
     "mistral": {"attention.sliding_window": 20},
+    "qwen2": {"rope.freq_base": 1_000_000.0},
+    "qwen2_yarn_tied": {
+        "rope.freq_base": 1_000_000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    },
+    "qwen3": {"rope.freq_base": 1_000_000.0},
+    "granite": {
+        "attention.scale": 0.4,
+        "embedding_scale": 0.6,
+        "residual_scale": 0.22,
+        "logit_scale": 1.5,
+    },
+    "smollm3": {"rope.freq_base": 5_000_000.0},
     "gemma3": {"rope.freq_base": 1_000_000.0, "attention.sliding_window": 20},
     "gemma3_scaled": {
         "rope.freq_base": 1_000_000.0,
@@ -49,6 +64,9 @@ GGUF_EXTRA: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 1.5,
     },
 }
+
+FOLDERS_ONLY = {"qwen2_window", "qwen3_window", "smollm3_window"}
+"""Variants that GGUF metadata cannot express."""
 
 
 def load(path: Path) -> LoadedModel:
@@ -68,7 +86,7 @@ def check(model: LoadedModel, golden: Golden) -> None:
 
 
 def test_every_variant_is_there() -> None:
-    assert set(TINY) == set(GGUF_EXTRA)
+    assert set(TINY) == set(GGUF_EXTRA) | FOLDERS_ONLY
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16"])
@@ -78,7 +96,7 @@ def test_folder_equals_transformers(name: str, dtype: str, tmp_path: Path) -> No
     check(load(write_folder(tmp_path / name, golden.config, golden.weights(), dtype)), golden)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", GGUF_EXTRA)
 def test_gguf_equals_transformers(name: str, tmp_path: Path) -> None:
     golden = Golden(name)
     check(load(write_gguf(tmp_path / "model.gguf", golden, GGUF_EXTRA[name])), golden)
@@ -89,6 +107,16 @@ def test_gguf_equals_transformers(name: str, tmp_path: Path) -> None:
     [
         ("mistral", {"sliding_window": 0}),
         ("mistral", {"sliding_window": 21}),
+        ("qwen2_window", {"layer_windows": (20,) * 3}),
+        ("qwen2_window", {"layer_windows": (0, 20, 21)}),
+        ("qwen3_window", {"layer_windows": (0,) * 3}),
+        ("granite", {"attention_multiplier": 0.41}),
+        ("granite", {"embedding_multiplier": 0.61}),
+        ("granite", {"residual_multiplier": 0.23}),
+        ("granite", {"logits_scaling": 1.51}),
+        ("smollm3", {"has_rope": (True,) * 5}),
+        ("smollm3_window", {"has_rope": (True, True, True)}),
+        ("smollm3_window", {"layer_windows": (0, 0, 0)}),
         ("gemma3", {"layer_windows": (20,) * 7}),
         ("gemma3_scaled", {"attention_scale": 0.25}),
         ("gemma3_softcap", {"attention_softcap": 0.0}),
@@ -108,7 +136,7 @@ def test_each_setting_shows_in_the_logits(name: str, change: dict[str, Any], tmp
 
 
 def test_rope_scalings_show_in_the_logits(tmp_path: Path) -> None:
-    for name in ("llama_rope_llama3", "llama_rope_linear", "llama_rope_yarn"):
+    for name in ("llama_rope_llama3", "llama_rope_linear", "llama_rope_yarn", "qwen2_yarn_tied"):
         golden = Golden(name)
         rope = {"rope_theta": golden.config["rope_parameters"]["rope_theta"], "rope_type": "default"}
         config = {**golden.config, "rope_parameters": rope}

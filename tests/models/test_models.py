@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from leafage import models
 from leafage.errors import ModelFileError, UnsupportedError
 from leafage.formats.model_file import open_model
-from leafage.models import gemma3, llama
+from leafage.models import gemma3, qwen2, smollm3
 from leafage.runtime.load import LoadedModel, load_model
 
 from .tiny_models import Golden, Weights, write_folder, write_gguf
@@ -30,8 +31,9 @@ def llama_folder(tmp_path: Path, *, drop: str = "", add: Weights | None = None, 
 
 
 def test_known_architectures_have_what_a_model_needs() -> None:
-    assert models.known() == ["gemma3", "gemma3_text", "llama", "mistral"]
-    for module in (llama, gemma3):
+    own = ["gemma3", "granite", "llama", "qwen2", "qwen3", "smollm3"]
+    assert models.known() == sorted([*own, "gemma3_text", "mistral"])
+    for module in (importlib.import_module(f"leafage.models.{name}") for name in own):
         assert (
             callable(module.build) and callable(module.Config.from_gguf) and callable(module.Config.from_hf)
         )
@@ -43,7 +45,9 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize("name", ["fields", "tensors", "ropes", "__init__", "../llama", "os", "LLAMA"])
+@pytest.mark.parametrize(
+    "name", ["decoder", "fields", "tensors", "ropes", "__init__", "../llama", "os", "LLAMA"]
+)
 def test_helpers_are_no_architectures(name: str, tmp_path: Path) -> None:
     path = llama_folder(tmp_path, model_type=name)
     with pytest.raises(UnsupportedError, match="unknown model architecture"):
@@ -129,6 +133,93 @@ def test_bad_gguf_metadata_is_refused_by_name(
         load(path)
 
 
+@pytest.mark.parametrize("name", ["qwen2moe", "qwen3moe", "qwen2_moe", "qwen3_moe", "granitemoe", "qwen2vl"])
+def test_relatives_that_are_other_models_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=rf"unknown model architecture; got '{name}'.*qwen2, qwen3"):
+        load(llama_folder(tmp_path, model_type=name))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("qwen3", {"expert_count": 128}, r"qwen3\.expert_count \(mixture of experts\).*128"),
+        ("qwen2", {"attention.sliding_window": 20}, r"qwen2\.attention\.sliding_window \(.*20"),
+        ("qwen3", {"attention.sliding_window": 20}, r"qwen3\.attention\.sliding_window \(.*20"),
+        ("smollm3", {"attention.sliding_window": 20}, r"smollm3\.attention\.sliding_window \(.*20"),
+    ],
+)
+def test_gguf_variants_are_refused_by_name(
+    name: str, change: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=match):
+        load(write_gguf(tmp_path / "model.gguf", Golden(name), change))
+
+
+def test_granite_without_its_logit_scale_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", Golden("granite"))
+    with pytest.raises(ModelFileError, match=r"granite\.logit_scale is missing"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "match"),
+    [
+        ("qwen2_window", {"layer_types": ["full_attention"]}, ModelFileError, "layer_types; got 1; limit: 3"),
+        ("qwen2_window", {"layer_types": ["chunked_attention"] * 3}, UnsupportedError, "'chunked_attention'"),
+        ("qwen3_window", {"use_sliding_window": False}, ModelFileError, "there is no window"),
+        ("qwen3", {"use_sliding_window": "yes"}, ModelFileError, "bad use_sliding_window; got 'yes'"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, ModelFileError, "no_rope_layers; got 2; limit: 5"),
+        ("granite", {"residual_multiplier": 0}, ModelFileError, "bad residual_multiplier; got 0"),
+    ],
+)
+def test_bad_configs_of_the_relatives_are_refused_by_name(
+    name: str, change: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    module = importlib.import_module(f"leafage.models.{name.partition('_')[0]}")
+    with pytest.raises(error, match=match):
+        module.Config.from_hf({**Golden(name).config, **change})
+
+
+def test_windows_by_the_number_of_the_first_layer() -> None:
+    """Files of transformers before 4.52 have no `layer_types`."""
+    config = Golden("qwen2_window").config
+    del config["layer_types"]
+    assert qwen2.Config.from_hf(config) == qwen2.Config.from_hf(Golden("qwen2_window").config)
+    assert qwen2.Config.from_hf({**config, "max_window_layers": 3}).layer_windows == (0, 0, 0)
+    assert qwen2.Config.from_hf({**config, "use_sliding_window": False}).layer_windows == (0, 0, 0)
+
+
+def test_nope_layers_by_their_interval() -> None:
+    config = Golden("smollm3_window").config
+    expected = smollm3.Config.from_hf(config)
+    del config["no_rope_layers"], config["layer_types"]
+    assert smollm3.Config.from_hf(config) == expected
+    assert (expected.has_rope, expected.layer_windows) == ((True, False, True), (0, 20, 0))
+
+
+def test_a_qwen2_without_its_biases_is_refused(tmp_path: Path) -> None:
+    golden = Golden("qwen2")
+    weights = {name: w for name, w in golden.weights().items() if not name.endswith("bias")}
+    with pytest.raises(ModelFileError, match=r"layers\.0\.self_attn\.q_proj\.bias is missing"):
+        load(write_folder(tmp_path / "qwen2", golden.config, weights))
+
+
+@pytest.mark.parametrize("head_dim", [24, 272])
+def test_heads_that_no_kernel_has_are_refused(head_dim: int, tmp_path: Path) -> None:
+    golden = Golden("llama")
+    for layer in range(3):
+        for part, heads in (("q", 4), ("k", 2), ("v", 2)):
+            golden.shapes[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = [heads * head_dim, 64]
+        golden.shapes[f"model.layers.{layer}.self_attn.o_proj.weight"] = [64, 4 * head_dim]
+    path = write_folder(tmp_path / "llama", {**golden.config, "head_dim": head_dim}, golden.weights())
+    load(path)
+    with (
+        open_model(path) as model_file,
+        pytest.raises(UnsupportedError, match=rf"multiple of 16 up to 256, got {head_dim}.*float32"),
+    ):
+        load_model(model_file)
+
+
 def test_gemma_without_a_window_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", Golden("gemma3"))
     with pytest.raises(ModelFileError, match=r"gemma3\.attention\.sliding_window is missing"):
@@ -140,7 +231,7 @@ def test_gemma_without_a_window_is_refused(tmp_path: Path) -> None:
     [
         ({"use_bidirectional_attention": True}, UnsupportedError, "use_bidirectional_attention"),
         ({"hidden_activation": "relu"}, UnsupportedError, "hidden_activation; got 'relu'"),
-        ({"layer_types": ["full_attention"]}, ModelFileError, "with and without a window; got 1; limit: 7"),
+        ({"layer_types": ["full_attention"]}, ModelFileError, "layer_types; got 1; limit: 7"),
     ],
 )
 def test_bad_gemma_configs_are_refused_by_name(

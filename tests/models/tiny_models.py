@@ -64,8 +64,19 @@ class Golden:
             self.logits: np.ndarray = arrays["logits"]
 
     @property
+    def architecture(self) -> str:
+        """`general.architecture` of the model as a GGUF file."""
+        names = {"mistral": "llama", "gemma3_text": "gemma3"}
+        return names.get(self.config["model_type"], self.config["model_type"])
+
+    @property
     def is_gemma(self) -> bool:
-        return self.config["model_type"].startswith("gemma")
+        return self.architecture == "gemma3"
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether its GGUF files have the rows of Q and K in an order that pairs neighbours."""
+        return self.architecture in ("llama", "granite", "smollm3")
 
     def weights(self) -> Weights:
         return hashed_weights(self.shapes, norm_offset=0.0 if self.is_gemma else 1.0)
@@ -85,10 +96,9 @@ def write_folder(folder: Path, config: dict[str, Any], weights: Weights, dtype: 
 
 
 def write_gguf(path: Path, golden: Golden, extra: dict[str, Any] | None = None) -> Path:
-    """The same model as GGUF: names and metadata as llama.cpp's converter writes them, Q and K of Llama in
-    interleaved order, 1 added to Gemma's norms. `extra`: more or other metadata, by key without prefix."""
-    config = golden.config
-    arch = "gemma3" if golden.is_gemma else "llama"
+    """The same model as GGUF: names and metadata as llama.cpp's converter writes them, Q and K interleaved
+    where it does so, 1 added to Gemma's norms. `extra`: more or other metadata, by key without prefix."""
+    config, arch = golden.config, golden.architecture
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config["head_dim"]
     values: dict[str, Any] = {
@@ -117,14 +127,14 @@ def write_gguf(path: Path, golden: Golden, extra: dict[str, Any] | None = None) 
         else:
             add[type(value)](f"{arch}.{key}", value)
     for name, weight in golden.weights().items():
-        gguf_name = _gguf_name(name, golden.is_gemma)
+        gguf_name = _gguf_name(name, arch)
         if gguf_name == "output.weight" and config["tie_word_embeddings"]:
             continue
         if golden.is_gemma and name.endswith("norm.weight"):
             weight = weight + np.float32(1)
-        if not golden.is_gemma and ".attn_q." in gguf_name:
+        if golden.is_interleaved and ".attn_q." in gguf_name:
             weight = _interleaved(weight, heads)
-        if not golden.is_gemma and ".attn_k." in gguf_name:
+        if golden.is_interleaved and ".attn_k." in gguf_name:
             weight = _interleaved(weight, kv_heads)
         writer.add_tensor(gguf_name, np.ascontiguousarray(weight))
     rope = config["rope_parameters"]
@@ -137,9 +147,10 @@ def write_gguf(path: Path, golden: Golden, extra: dict[str, Any] | None = None) 
     return path
 
 
-def _gguf_name(name: str, is_gemma: bool) -> str:
-    arch = gguf.MODEL_ARCH.GEMMA3 if is_gemma else gguf.MODEL_ARCH.LLAMA
-    mapped = gguf.get_tensor_name_map(arch, 16).get_name(name, try_suffixes=(".weight", ".bias"))
+def _gguf_name(name: str, arch: str) -> str:
+    mapped = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], 16).get_name(
+        name, try_suffixes=(".weight", ".bias")
+    )
     assert mapped is not None, name
     return mapped
 

@@ -1,0 +1,108 @@
+"""Qwen 2 and 2.5 (Qwen Team 2024, arXiv 2407.10671 and 2412.15115): Llama with biases on queries, keys and
+values, and, where a config asks for it, a sliding window in the upper layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leafage.kernels.program import Builder, KVSpec, Program
+from leafage.models.decoder import (
+    HF_NAMES,
+    NOT_WEIGHTS,
+    Sizes,
+    attention_output,
+    gated_mlp,
+    gguf_sizes,
+    hf_layer_windows,
+    hf_sizes,
+    output_head,
+    qkv_projection,
+)
+from leafage.models.fields import Fields, gguf_fields, hf_fields
+from leafage.models.ropes import RopeConfig, rope_from_gguf, rope_from_hf
+from leafage.models.tensors import Tensors
+
+__all__ = ["HF_NAMES", "Config", "build"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Sizes):
+    """The numbers of one model.
+
+    `layer_windows[i]` > 0: in layer i a token sees itself and that many tokens less one before it.
+    """
+
+    rope: RopeConfig
+    layer_windows: tuple[int, ...]
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Config:
+        """Raises ModelFileError for missing or impossible values, UnsupportedError for variants by name."""
+        fields = gguf_fields(metadata, "qwen2")
+        sizes = gguf_sizes(metadata, fields)
+        return cls(
+            **sizes,
+            rope=rope_from_gguf(fields, sizes["head_dim"]),
+            layer_windows=gguf_windows(fields, sizes["num_layers"]),
+        )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Config:
+        """Raises ModelFileError for missing or impossible values, UnsupportedError for variants by name."""
+        fields = hf_fields(config)
+        sizes = hf_sizes(fields, tied=False)
+        return cls(
+            **sizes,
+            rope=rope_from_hf(fields, sizes["head_dim"]),
+            layer_windows=hf_windows(fields, sizes["num_layers"]),
+        )
+
+
+def build(config: Config, tensors: Tensors) -> Program:
+    """The forward pass.
+
+    Raises:
+        ModelFileError: a tensor is missing or has another shape.
+        UnsupportedError: the file has tensors that are not used.
+    """
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    rope = config.rope.rope(interleaved=False)
+
+    builder = Builder(KVSpec(config.num_layers, kv_heads, head_dim))
+    table = tensors.weight("token_embd.weight", config.vocab_size, hidden)
+    x = builder.embed(table)
+    for layer, window in enumerate(config.layer_windows):
+        blk = f"blk.{layer}"
+        h = builder.rms_norm(x, tensors.vector(f"{blk}.attn_norm.weight", hidden), eps)
+        for name in ("attn_q", "attn_k", "attn_v"):
+            tensors.raw(f"{blk}.{name}.bias")  # without them the model would talk, and talk nonsense
+        qkv = qkv_projection(builder, tensors, config, h, blk)
+        builder.rope(qkv, rope, column=0, num_heads=heads + kv_heads, head_dim=head_dim)
+        builder.kv_write(qkv, layer=layer, k_column=config.q_width, v_column=config.q_width + config.kv_width)
+        attended = builder.attention(qkv, layer=layer, num_heads=heads, scale=head_dim**-0.5, window=window)
+        attention_output(builder, tensors, config, attended, blk, add_to=x)
+        h = builder.rms_norm(x, tensors.vector(f"{blk}.ffn_norm.weight", hidden), eps)
+        gated_mlp(builder, tensors, config, h, blk, add_to=x)
+    logits = output_head(builder, tensors, config, x, tensors.vector("output_norm.weight", hidden), table)
+    tensors.refuse_unused(NOT_WEIGHTS)
+    return builder.finish(logits)
+
+
+def gguf_windows(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """No window in any layer. GGUF files cannot say which layers of a Qwen have one."""
+    fields.refuse("attention.sliding_window", "a sliding window, in layers that the file does not name,")
+    return (0,) * num_layers
+
+
+def hf_windows(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """The window of each layer: by `layer_types`, or in the layers from `max_window_layers` on."""
+    use_window = fields.flag("use_sliding_window", False)
+    window = fields.integer("sliding_window", 4096) if use_window else 0
+    windows = hf_layer_windows(fields, num_layers, window)
+    if windows is None:
+        first = fields.integer("max_window_layers", 28, at_least=0)
+        windows = tuple(window if layer >= first else 0 for layer in range(num_layers))
+    return windows
