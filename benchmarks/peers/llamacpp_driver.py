@@ -23,6 +23,7 @@ from typing import Any
 
 import protocol
 
+BINARIES = Path("build", "bin")  # in the folder that `setup` made for llama.cpp
 SLOTS = 16
 CONTEXT = 24_576  # of all slots together
 COLD_CONTEXT = 4096
@@ -98,11 +99,11 @@ class Server:
 class LlamaCpp:
     peer = "llamacpp"
 
-    def __init__(self, binaries: Path, model: Path, threads: int) -> None:
-        self._binaries = binaries
+    def __init__(self, folder: Path, model: Path, threads: int) -> None:
+        self._binaries = folder / BINARIES
         self._model = ["-m", str(model), "-t", str(threads)]
         self._server: Server | None = None
-        self.version = _version(binaries)
+        self.version = _version(folder)
         self.settings = {
             "model": str(model),
             "threads": threads,
@@ -151,12 +152,14 @@ class LlamaCpp:
         before = 0.0
         assert process.stdout is not None and process.stderr is not None
         for line in process.stderr:
+            sys.stderr.write(line)
             if re.search(r"(prompt|generation) run 1/1", line):
                 before = cpu_seconds(process.pid)
         report = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            raise RuntimeError(f"llama-bench {' '.join(words)} ended with status {status}")
+        _, status, usage = os.wait4(process.pid, 0)  # Popen would not tell its CPU time
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"llama-bench {' '.join(words)} ended with {process.returncode}")
         return float(json.loads(report)[-1]["avg_ts"]), usage.ru_utime + usage.ru_stime - before
 
     def _cold(self, request: protocol.Request) -> protocol.Answer:
@@ -212,11 +215,10 @@ def quantized(binaries: Path, model: Path, name: str, folder: Path) -> Path:
     return path
 
 
-def _version(binaries: Path) -> str:
-    command = [str(binaries / "llama-server"), "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"version: (.+)", done.stdout + done.stderr)
-    return found.group(1) if found else "unknown"
+def _version(folder: Path) -> str:
+    """That of the archive which llama.cpp came in; its own says "commit unknown" there."""
+    ((name, version),) = json.loads((folder / "installed.json").read_text()).items()
+    return f"{name} {version}"
 
 
 def main() -> None:
@@ -225,11 +227,10 @@ def main() -> None:
     parser.add_argument("--format", help="run the model in this format of llama-quantize, for example Q8_0")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with its driver
-    binaries = args.peers / "llamacpp" / "build" / "bin"
-    model = args.model
+    folder, model = args.peers / "llamacpp", args.model
     if args.format:
-        model = quantized(binaries, model, args.format, args.peers / "models")
-    protocol.serve(lambda: LlamaCpp(binaries, model, args.threads), answers)
+        model = quantized(folder / BINARIES, model, args.format, args.peers / "models")
+    protocol.serve(lambda: LlamaCpp(folder, model, args.threads), answers)
 
 
 if __name__ == "__main__":
