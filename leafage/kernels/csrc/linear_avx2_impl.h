@@ -119,21 +119,21 @@ LEAFAGE_INLINE __m256 load_u8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm2
 LEAFAGE_INLINE __m256 load_i8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_8_bytes(p))); }
 LEAFAGE_INLINE __m256 negate(__m256 v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.0f)); }
 
-// d and min of 8 lanes from `lane` on, to + 16 floats for each subgroup, then for min.
+// scales: of the record of group g. d and min of 8 lanes from `lane` on, to + 16 floats for each subgroup, then for min.
 template <Dtype T>
 LEAFAGE_INLINE void unpack_scales(const uint8_t* scales, int g, int lane, float* to) {
     constexpr Format f = format_of(T);
     constexpr int min_at = f.subgroups * kPanel;
-    const uint8_t* record = scales + size_t(unsigned(g) / f.scale_groups) * f.scale_bytes + lane;
+    const uint8_t* record = scales + lane;
     const uint8_t* halves = record + lane;  // half-precision entries are twice as far
-    const int sub = int(unsigned(g) % f.scale_groups) * f.subgroups;
+    const int sub = f.group_of_record(g) * f.subgroups;
     if constexpr (f.scales == Scales::kF16) {
-        _mm256_store_ps(to, load_half(halves));
+        _mm256_store_ps(to, load_half(halves + 32 * sub));
     } else if constexpr (f.scales == Scales::kF16Min) {
         _mm256_store_ps(to, load_half(halves));
         _mm256_store_ps(to + min_at, load_half(halves + 32));
     } else if constexpr (f.scales == Scales::kE8M0) {
-        const __m256i e = _mm256_cvtepu8_epi32(load_8_bytes(record));
+        const __m256i e = _mm256_cvtepu8_epi32(load_8_bytes(record + 16 * sub));
         const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
         const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
         const __m256i is_tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
@@ -290,12 +290,12 @@ template <Dtype T, bool Signed>
 static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
     constexpr Format f = format_of(T);
     if constexpr (f.quantized()) {
-        const uint8_t* scales = panel + size_t(k / kGroup) * f.group_bytes();
         uint8_t* at = to;
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
-            fetch_ahead<T>(panel + size_t(g) * f.group_bytes(), scales, g, k / kGroup);
+            const uint8_t *codes = panel + f.codes_at(g), *scales = panel + f.scales_at(g, k / kGroup);
+            fetch_ahead<T>(codes);
             for (int half = 0; half < 2; ++half) {
-                unpack_codes<T>(panel + size_t(g) * f.group_bytes() + 32 * half, at + 32 * half);
+                unpack_codes<T>(codes + 32 * half, at + 32 * half);
                 unpack_scales<T>(scales, g, 8 * half, reinterpret_cast<float*>(at + 512) + 8 * half);
             }
         }

@@ -117,19 +117,18 @@ LEAFAGE_INLINE void load_codes(const uint8_t* p, __m512i q[8]) {
     }
 }
 
-// d and min of the subgroups of group g.
+// d and min of the subgroups of group g; record: its record's scales.
 template <Dtype T>
-LEAFAGE_INLINE void load_scales(const uint8_t* scales, int g, __m512 d[2], __m512 min[2]) {
+LEAFAGE_INLINE void load_scales(const uint8_t* record, int g, __m512 d[2], __m512 min[2]) {
     constexpr Format f = format_of(T);
-    const uint8_t* record = scales + size_t(unsigned(g) / f.scale_groups) * f.scale_bytes;
-    const int sub = int(unsigned(g) % f.scale_groups) * f.subgroups;
+    const int sub = f.group_of_record(g) * f.subgroups;
     if constexpr (f.scales == Scales::kF16) {
-        d[0] = load_half(record);
+        d[0] = load_half(record + 32 * sub);
     } else if constexpr (f.scales == Scales::kF16Min) {
         d[0] = load_half(record);
         min[0] = load_half(record + 32);
     } else if constexpr (f.scales == Scales::kE8M0) {
-        __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(record)));
+        __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(record + 16 * sub)));
         __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
         __mmask16 tiny = _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2));
         d[0] = _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, tiny, _mm512_set1_epi32(0x00200000), e));
@@ -287,15 +286,14 @@ template <Dtype T, bool Signed>
 static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
     constexpr Format f = format_of(T);
     if constexpr (f.quantized()) {
-        const uint8_t* scales = panel + size_t(k / kGroup) * f.group_bytes();
         uint8_t* at = to;
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
             __m512i q[8];
             __m512 d[2], min[2];
-            const uint8_t* codes = panel + size_t(g) * f.group_bytes();
-            fetch_ahead<T>(codes, scales, g, k / kGroup);
+            const uint8_t* codes = panel + f.codes_at(g);
+            fetch_ahead<T>(codes);
             load_codes<T, Signed>(codes, q);
-            load_scales<T>(scales, g, d, min);
+            load_scales<T>(panel + f.scales_at(g, k / kGroup), g, d, min);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; ++j) _mm512_store_si512(at + 64 * j, q[j]);
 #pragma GCC unroll 2
@@ -330,7 +328,6 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
         float_rows<T, R>(panel, 0, layout.k, reinterpret_cast<const float*>(tile + layout.floats), R, out);
     } else {
         const int groups = layout.groups;
-        const uint8_t* scales = panel + size_t(groups) * f.group_bytes();
         const uint8_t* xq = tile;
         const float* dx = reinterpret_cast<const float*>(tile + layout.dx);
         const uint8_t* aux = tile + layout.aux[aux_of(f)];
@@ -338,13 +335,13 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
         for (int g = 0; g < groups; ++g) {
-            fetch_ahead<T>(panel, scales, g, groups);
+            const uint8_t* codes = panel + f.codes_at(g);
+            fetch_ahead<T>(codes);
             __m512i q[8];
             __m512 d[2], min[2];
-            load_codes<T, false>(panel, q);
-            load_scales<T>(scales, g, d, min);
+            load_codes<T, false>(codes, q);
+            load_scales<T>(panel + f.scales_at(g, groups), g, d, min);
             group_rows<f.subgroups, f.has_min, R>(q, d, min, xq, dx, aux, R, acc);
-            panel += f.group_bytes();
             xq += R * kGroup;
             dx += R;
             aux += R * 4 * f.subgroups;

@@ -3,20 +3,15 @@
 
 #define LEAFAGE_INLINE static inline __attribute__((always_inline))
 
-// What is fetched ahead of the group in use. A panel's scales lie behind its codes, the next panel follows.
+// How far ahead of the group in use its matrix is fetched: panels and groups follow each other in memory.
 constexpr int kAheadBytes = 6144;
 
 template <Dtype T>
-LEAFAGE_INLINE void fetch_ahead(const uint8_t* codes, const uint8_t* scales, int g, int groups) {
+LEAFAGE_INLINE void fetch_ahead(const uint8_t* codes) {
     constexpr Format f = format_of(T);
-    constexpr int code_bytes = f.group_bytes(), scale_bytes = f.scale_bytes / f.scale_groups;  // per group
-    constexpr int ahead = kAheadBytes / (code_bytes + scale_bytes);
-    const bool next_panel = g + ahead >= groups;
-    codes += ahead * code_bytes + (next_panel ? groups * scale_bytes : 0);
-    scales += (g + ahead) * scale_bytes + (next_panel ? groups * code_bytes : 0);
-#pragma GCC unroll 8
-    for (int i = 0; i < code_bytes; i += 64) __builtin_prefetch(codes + i);
-    __builtin_prefetch(scales);
+    constexpr int bytes = f.record_bytes() / f.scale_groups;
+#pragma GCC unroll 9
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(codes + kAheadBytes + i);
 }
 
 static inline uint32_t float_bits(float f) {

@@ -32,23 +32,22 @@ static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t*
 }
 
 // d and min [subgroups][16] of a group, with the roundings of dequantize_row.
-static inline void group_scales(const Format& f, const uint8_t* scales, int g, float* d, float* min) {
-    const uint8_t* record = scales + size_t(g / f.scale_groups) * f.scale_bytes;
+static inline void group_scales(const Format& f, const uint8_t* record, int g, float* d, float* min) {
+    const int sub = f.group_of_record(g) * f.subgroups;
     auto half = [&](int at, int lane) {
         uint16_t h;
         std::memcpy(&h, record + at + 2 * lane, 2);
         return f16_to_f32(h);
     };
-    const int sub = g % f.scale_groups * f.subgroups;
     for (int l = 0; l < kPanel; ++l) switch (f.scales) {
             case Scales::kNone: break;
-            case Scales::kF16: d[l] = half(0, l); break;
+            case Scales::kF16: d[l] = half(32 * sub, l); break;
             case Scales::kF16Min:
                 d[l] = half(0, l);
                 min[l] = half(32, l);
                 break;
             case Scales::kE8M0: {
-                uint32_t e = record[l];
+                uint32_t e = record[16 * sub + l];
                 d[l] = bits_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
                 break;
             }
@@ -149,9 +148,8 @@ template <Dtype T, bool Signed>
 static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
     constexpr Format f = format_of(T);
     if constexpr (f.quantized()) {
-        const uint8_t* scales = panel + size_t(k / kGroup) * f.group_bytes();
         for (int g = begin; g < end; ++g)
-            unpack_group<T>(panel + size_t(g) * f.group_bytes(), scales, g,
+            unpack_group<T>(panel + f.codes_at(g), panel + f.scales_at(g, k / kGroup), g,
                             to + (g - begin) * unpacked_bytes(f.subgroups, f.has_min));
         return to;
     } else if constexpr (T == Dtype::F32) {

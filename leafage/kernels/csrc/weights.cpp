@@ -69,8 +69,7 @@ size_t panel_bytes_of(const Format& format, Dtype dtype, int cols) {
     else if (dtype == Dtype::BF16)
         bytes = size_t(round_up(cols, 2)) * kPanel * 2;
     else
-        bytes = size_t(cols / kGroup) * format.group_bytes() +
-                size_t(cols / kGroup / format.scale_groups) * format.scale_bytes;
+        bytes = format.scales_at(cols / kGroup - 1, cols / kGroup) + size_t(format.scale_bytes);
     return size_t(round_up(int64_t(bytes), 64));
 }
 
@@ -81,18 +80,18 @@ float half_at(const uint8_t* p, int index) {
 }
 
 // d and min of each subgroup of a lane's group, as float32 with the roundings of the reference.
-void group_scales(const Format& f, const uint8_t* scales, int group, int lane, float d[2], float min[2]) {
-    const uint8_t* record = scales + size_t(group / f.scale_groups) * f.scale_bytes;
-    int sub = group % f.scale_groups * f.subgroups;
+// record: its record's scales.
+void group_scales(const Format& f, const uint8_t* record, int group, int lane, float d[2], float min[2]) {
+    int sub = f.group_of_record(group) * f.subgroups;
     switch (f.scales) {
         case Scales::kNone: break;
-        case Scales::kF16: d[0] = half_at(record, lane); break;
+        case Scales::kF16: d[0] = half_at(record, sub * kPanel + lane); break;
         case Scales::kF16Min:
             d[0] = half_at(record, lane);
             min[0] = half_at(record + 32, lane);
             break;
         case Scales::kE8M0: {
-            uint32_t e = record[lane];
+            uint32_t e = record[sub * kPanel + lane];
             uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;  // half of 2^(e - 127)
             std::memcpy(&d[0], &bits, 4);
             break;
@@ -167,7 +166,6 @@ void dequantize_row(const PackedWeight& w, int row, float* out) {
     }
     const Format& f = w.format();
     const int groups = w.groups();
-    const uint8_t* scales = panel + size_t(groups) * f.group_bytes();
     float value[256];  // of a code
     for (int code = 0; code < 256; ++code)
         value[code] = f.table == Table::kIQ4     ? float(kIQ4Values[code & 15])
@@ -175,9 +173,9 @@ void dequantize_row(const PackedWeight& w, int row, float* out) {
                                                  : float(code - f.offset);
     for (int g = 0; g < groups; ++g) {
         float d[2], min[2];
-        group_scales(f, scales, g, lane, d, min);
+        group_scales(f, panel + f.scales_at(g, groups), g, lane, d, min);
         uint32_t quads[8];
-        read_codes(f.bits, panel + size_t(g) * f.group_bytes(), lane, quads);
+        read_codes(f.bits, panel + f.codes_at(g), lane, quads);
         for (int j = 0; j < 8; ++j) {
             int h = f.subgroups == 2 ? j / 4 : 0;
             for (int t = 0; t < 4; ++t) {

@@ -1,7 +1,8 @@
 // Weight formats and their packed form: panels of 16 output rows, at the file's own precision.
 //
-// A panel of a quantized matrix holds, for its 16 lanes (output rows), first the codes of all groups of 32
-// inputs, then the scales. Codes are ordered in quads: word (quad j, lane l) holds the codes of inputs
+// A panel of a quantized matrix holds 16 lanes (output rows) as a sequence of records: the codes of a few groups
+// of 32 inputs, then their scales. So a matrix is one stream of memory, which the CPU's prefetchers follow at the
+// full rate (codes and scales apart, two streams, got 60 % of it). Codes are ordered in quads: word (quad j, lane l) holds the codes of inputs
 // 4j .. 4j+3 of lane l, one byte each, which is what a 4-way byte dot product eats. Codes below 8 bits are
 // split over planes of 64 bytes ([16 lanes][4]):
 //   bits  planes (byte b of a plane belongs to lane b/4, input b%4 of a quad)
@@ -11,7 +12,8 @@
 //   5     4 as for 4 bits, then 1 with the fifth bit of quad j in bit j
 //   6     4 as for 4 bits, then 2: the upper two bits of quads 0-3 and 4-7
 //   8     8: plane j is quad j
-// Scales follow as records of `scale_groups` groups; see Format::scales.
+// A record has `scale_groups` groups, the last one of a panel perhaps fewer, and `scale_bytes` of scales, padded to
+// cache lines; see Scales.
 #pragma once
 #include "common.h"
 
@@ -25,12 +27,12 @@ enum class Dtype : int {
 };
 constexpr int kNumDtypes = 16;
 
-// How the scale record of 16 lanes is laid out.
+// How the scales of a record are laid out, for 16 lanes.
 enum class Scales : int {
     kNone,
-    kF16,       // d: half [16]
+    kF16,       // d: half [2 groups][16]
     kF16Min,    // d: half [16], min: half [16]
-    kE8M0,      // exponent: u8 [16]
+    kE8M0,      // exponent: u8 [4 groups][16]
     kSub8Min,   // 256 inputs: scale u8 [8][16], min u8 [8][16], d half [16], dmin half [16]
     kSub4Min,   // 256 inputs: scale | min << 4: u8 [16][16], d half [16], dmin half [16]
     kSub16,     // 256 inputs: scale i8 [16][16], d half [16]
@@ -54,6 +56,17 @@ struct Format {
 
     constexpr bool quantized() const { return bits != 0; }
     constexpr int group_bytes() const { return kPanel * kGroup * bits / 8; }
+    constexpr int record_bytes() const { return scale_groups * group_bytes() + scale_bytes; }
+    // Where in a panel of `groups` groups the codes of group g lie, and the scales of its record.
+    constexpr size_t codes_at(int g) const {
+        return size_t(unsigned(g) / scale_groups) * record_bytes() + size_t(unsigned(g) % scale_groups) * group_bytes();
+    }
+    constexpr size_t scales_at(int g, int groups) const {
+        const int first = g - int(unsigned(g) % scale_groups), left = groups - first;
+        return codes_at(first) + size_t(left < scale_groups ? left : scale_groups) * group_bytes();
+    }
+    // Group g within its record.
+    constexpr int group_of_record(int g) const { return int(unsigned(g) % scale_groups); }
     // Unsigned bytes that the dot product sees are q + bias(); what it adds is taken back exactly.
     constexpr int bias() const { return has_min ? 0 : table == Table::kNone ? offset : 128; }
 };
@@ -62,19 +75,19 @@ constexpr Format kFormats[kNumDtypes] = {
     {"F32", 1, 4, 0, 1, false, 0, Table::kNone, Scales::kNone, 1, 0},
     {"F16", 1, 2, 0, 1, false, 0, Table::kNone, Scales::kNone, 1, 0},
     {"BF16", 1, 2, 0, 1, false, 0, Table::kNone, Scales::kNone, 1, 0},
-    {"Q4_0", 32, 18, 4, 1, false, 8, Table::kNone, Scales::kF16, 1, 32},
+    {"Q4_0", 32, 18, 4, 1, false, 8, Table::kNone, Scales::kF16, 2, 64},
     {"Q4_1", 32, 20, 4, 1, true, 0, Table::kNone, Scales::kF16Min, 1, 64},
-    {"Q5_0", 32, 22, 5, 1, false, 16, Table::kNone, Scales::kF16, 1, 32},
+    {"Q5_0", 32, 22, 5, 1, false, 16, Table::kNone, Scales::kF16, 2, 64},
     {"Q5_1", 32, 24, 5, 1, true, 0, Table::kNone, Scales::kF16Min, 1, 64},
-    {"Q8_0", 32, 34, 8, 1, false, 128, Table::kNone, Scales::kF16, 1, 32},
+    {"Q8_0", 32, 34, 8, 1, false, 128, Table::kNone, Scales::kF16, 2, 64},
     {"Q2_K", 256, 84, 2, 2, true, 0, Table::kNone, Scales::kSub4Min, 8, 320},
-    {"Q3_K", 256, 110, 3, 2, false, 4, Table::kNone, Scales::kSub16, 8, 288},
+    {"Q3_K", 256, 110, 3, 2, false, 4, Table::kNone, Scales::kSub16, 8, 320},
     {"Q4_K", 256, 144, 4, 1, true, 0, Table::kNone, Scales::kSub8Min, 8, 320},
     {"Q5_K", 256, 176, 5, 1, true, 0, Table::kNone, Scales::kSub8Min, 8, 320},
-    {"Q6_K", 256, 210, 6, 2, false, 32, Table::kNone, Scales::kSub16, 8, 288},
-    {"IQ4_NL", 32, 18, 4, 1, false, 0, Table::kIQ4, Scales::kF16, 1, 32},
-    {"IQ4_XS", 256, 136, 4, 1, false, 0, Table::kIQ4, Scales::kSub8, 8, 160},
-    {"MXFP4", 32, 17, 4, 1, false, 0, Table::kMXFP4, Scales::kE8M0, 1, 16},
+    {"Q6_K", 256, 210, 6, 2, false, 32, Table::kNone, Scales::kSub16, 8, 320},
+    {"IQ4_NL", 32, 18, 4, 1, false, 0, Table::kIQ4, Scales::kF16, 2, 64},
+    {"IQ4_XS", 256, 136, 4, 1, false, 0, Table::kIQ4, Scales::kSub8, 8, 192},
+    {"MXFP4", 32, 17, 4, 1, false, 0, Table::kMXFP4, Scales::kE8M0, 4, 64},
 };
 
 constexpr const Format& format_of(Dtype dtype) { return kFormats[int(dtype)]; }

@@ -120,10 +120,10 @@ void six_bit_pairs(const uint8_t* s, uint8_t scale[8], uint8_t min[8]) {
 }
 
 template <Dtype T>
-inline void write_scales(uint8_t* record, int lane, const uint8_t* b) {
+inline void write_scales(uint8_t* record, int group, int lane, const uint8_t* b) {
     constexpr Scales kind = format_of(T).scales;
     if constexpr (kind == Scales::kF16) {
-        std::memcpy(record + 2 * lane, b, 2);
+        std::memcpy(record + 2 * (group * kPanel + lane), b, 2);
     } else if constexpr (kind == Scales::kF16Min) {
         std::memcpy(record + 2 * lane, b, 2);
         std::memcpy(record + 32 + 2 * lane, b + 2, 2);
@@ -131,7 +131,7 @@ inline void write_scales(uint8_t* record, int lane, const uint8_t* b) {
         // A block of zeros may have any exponent: not one whose scale is subnormal and slow.
         uint32_t codes = 0;
         for (int i = 1; i < 17; i += 4) codes |= load32(b + i);
-        record[lane] = (codes & 0x77777777u) == 0 ? 127 : b[0];
+        record[group * kPanel + lane] = (codes & 0x77777777u) == 0 ? 127 : b[0];
     } else if constexpr (kind == Scales::kSub8Min) {
         uint8_t scale[8], min[8];
         six_bit_pairs(b + 4, scale, min);
@@ -173,18 +173,19 @@ void pack_panel(const PackedWeight& w, uint8_t* panel, const uint8_t* raw, int l
     constexpr Format f = format_of(T);
     constexpr int groups_per_block = f.block / kGroup;
     const int blocks = w.cols / f.block;
-    uint8_t* scales = panel + size_t(w.groups()) * f.group_bytes();
+    const int groups = w.groups();
     if (f.scales == Scales::kE8M0 && lanes < kPanel)  // lanes without a row: see write_scales
-        std::memset(scales, 127, size_t(blocks) * f.scale_bytes);
+        for (int g = 0; g < groups; g += f.scale_groups) std::memset(panel + f.scales_at(g, groups), 127, f.scale_bytes);
     const size_t row_bytes = size_t(blocks) * f.block_bytes;
     for (int s = 0; s < blocks; ++s)
         for (int lane = 0; lane < lanes; ++lane) {
             const uint8_t* block = raw + size_t(lane) * row_bytes + size_t(s) * f.block_bytes;
-            write_scales<T>(scales + size_t(s) * f.scale_bytes, lane, block);
+            const int first = s * groups_per_block;
+            write_scales<T>(panel + f.scales_at(first, groups), f.group_of_record(first), lane, block);
             for (int g = 0; g < groups_per_block; ++g) {
                 uint32_t q[8];
                 file_codes<T>(block, g, q);
-                write_codes<f.bits>(panel + size_t(s * groups_per_block + g) * f.group_bytes(), lane, q);
+                write_codes<f.bits>(panel + f.codes_at(first + g), lane, q);
             }
         }
 }
