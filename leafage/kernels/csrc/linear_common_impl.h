@@ -14,6 +14,11 @@ LEAFAGE_INLINE void fetch_ahead(const uint8_t* codes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(codes + kAheadBytes + i);
 }
 
+// A stream's first bytes, which fetch_ahead skips.
+static inline void fetch_start(const uint8_t* p) {
+    for (int i = 0; i < kAheadBytes; i += 64) __builtin_prefetch(p + i);
+}
+
 static inline uint32_t float_bits(float f) {
     uint32_t u;
     std::memcpy(&u, &f, 4);

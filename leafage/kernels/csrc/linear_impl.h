@@ -75,16 +75,42 @@ static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_inde
     }
 }
 
+// How many panels a task has. Few rows wait for memory, which wants long runs: a new run starts with nothing
+// fetched, and what was fetched ahead at its end is another thread's. Many rows compute: smaller tasks, so that a
+// delayed thread costs little.
+static inline int panels_per_task(int panels, int row_blocks, size_t panel_bytes, bool direct, int threads) {
+    if (threads == 1) return panels;
+    int tasks = threads * 8 / row_blocks;
+    if (direct) {
+        const int64_t per_thread = int64_t(panels) * int64_t(panel_bytes) / threads;
+        tasks = threads * int(per_thread < kRunBytes ? 1 : per_thread / kRunBytes);
+    }
+    return tasks < 1 ? panels : int(ceil_div(panels, tasks));
+}
+
+// The panel with number `index` of all weights.
+static inline const uint8_t* find_panel(const LinearArgs& a, int index) {
+    int i = 0;
+    for (; index >= a.weights[i]->panels; ++i) index -= a.weights[i]->panels;
+    return a.weights[i]->panel(index);
+}
+
 static void linear(const LinearArgs& a, Worker& worker) {
     if (a.rows <= 0) return;
     const int k = a.weights[0]->cols;
+    const bool direct = a.rows <= kDirectRows;
     unsigned mask = 0;
     int panels = 0;
     for (int i = 0; i < a.num_weights; ++i) {
         mask |= 1u << aux_of(a.weights[i]->format());
         panels += a.weights[i]->panels;
     }
-    const int tile_rows = a.rows <= kDirectRows ? kernel_rows(a.rows) : kTileRows;
+    const size_t panel_bytes = a.weights[0]->panel_bytes;
+    if (direct) {  // the beginning of this thread's first task
+        const int first = worker.index * panels_per_task(panels, 1, panel_bytes, direct, worker.count);
+        if (first < panels) fetch_start(find_panel(a, first));
+    }
+    const int tile_rows = direct ? kernel_rows(a.rows) : kTileRows;
     RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), nullptr};
     if (LEAFAGE_HAS_AMX && a.rows > kDirectRows && mask != 1u << kFloatRows) x.amx = amx_kernels();
     if (a.rows <= kPrivateRows && x.layout.bytes <= kPrivateBytes) {
@@ -106,11 +132,10 @@ static void linear(const LinearArgs& a, Worker& worker) {
     if (x.amx) x.amx->begin();
     // A task is a run of panels against a block of row tiles.
     const int row_blocks = int(ceil_div(x.count, kBlockTiles));
-    const int wanted = worker.count * 8;  // tasks, so that a delayed thread costs little
-    int run = int(int64_t(panels) * row_blocks / wanted);
-    if (run < 1 || worker.count == 1) run = worker.count == 1 ? panels : 1;
+    const int run = panels_per_task(panels, row_blocks, panel_bytes, direct, worker.count);
     const int runs = int(ceil_div(panels, run));
-    for (int64_t task; (task = worker.take()) < int64_t(runs) * row_blocks;) {
+    // The first task of each thread is its own, so that it could be fetched ahead.
+    for (int64_t task = worker.index; task < int64_t(runs) * row_blocks; task = worker.count + worker.take()) {
         int first_tile = int(task / runs) * kBlockTiles;
         int end_tile = first_tile + kBlockTiles < x.count ? first_tile + kBlockTiles : x.count;
         int begin = int(task % runs) * run, end = begin + run < panels ? begin + run : panels;
