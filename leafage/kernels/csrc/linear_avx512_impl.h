@@ -9,33 +9,6 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 #include "linear_common_impl.h"
 
-static inline void find_absmax(const float* x, int n, RowPass& pass) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    for (int g = 0; g < n; ++g, x += kGroup) {
-        __m512i low = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
-        __m512i high = _mm512_and_si512(_mm512_loadu_si512(x + 16), magnitude);
-        pass.absmax[g] = uint32_t(_mm512_reduce_max_epu32(_mm512_max_epu32(low, high)));
-    }
-}
-
-static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t* q, size_t q_stride) {
-    const __m256i flip = _mm256_set1_epi8(-128);
-    for (int g = 0; g < n; ++g, x += kGroup, q += q_stride) {
-        // Infinities and NaN times the factor 0 become 0x80000000, which the mask makes 0.
-        const __m512 inverse = _mm512_set1_ps(pass.inverse[g]);
-        const __mmask16 counts = pass.inverse[g] == 0.0f ? 0 : 0xffff;
-        __m512i low = _mm512_maskz_cvtps_epi32(counts, _mm512_mul_ps(_mm512_loadu_ps(x), inverse));
-        __m512i high = _mm512_maskz_cvtps_epi32(counts, _mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
-        __m256i bytes = _mm256_setr_m128i(_mm512_cvtepi32_epi8(low), _mm512_cvtepi32_epi8(high));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
-        // Sums of 8 bytes shifted to 0 .. 255, two of them for each half.
-        __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(bytes, flip), _mm256_setzero_si256());
-        sums = _mm256_add_epi64(sums, _mm256_shuffle_epi32(sums, 0x4e));
-        pass.sum[0][g] = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums)) - 16 * 128;
-        pass.sum[1][g] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1)) - 16 * 128;
-    }
-}
-
 LEAFAGE_INLINE __m512 load_half(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -154,30 +127,45 @@ LEAFAGE_INLINE void load_scales(const uint8_t* record, int g, __m512 d[2], __m51
     }
 }
 
-// One group against R rows: xq [R][32], dx [R], aux [subgroups][stride] at this group.
+// One group against R rows: xq [R][32], dx [R], aux [subgroups][stride] at this group. Two rows side by side: their
+// chains of dot products hide each other's latency, and few enough are open for the scheduler of the CPU.
 template <int Subgroups, bool Min, int R>
 LEAFAGE_INLINE void group_rows(const __m512i q[8], const __m512 d[2], const __m512 min[2], const uint8_t* xq,
                                const float* dx, const uint8_t* aux, int stride, __m512 acc[R]) {
     constexpr int quads = 8 / Subgroups;
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
+    for (int first = 0; first < R; first += 2) {
+        constexpr int pair = R == 1 ? 1 : 2;  // the last one of an odd R is alone
 #pragma GCC unroll 2
         for (int h = 0; h < Subgroups; ++h) {
-            const uint8_t* value = aux + 4 * (size_t(h) * size_t(stride) + size_t(r));
-            int32_t start = 0;
-            if constexpr (!Min) std::memcpy(&start, value, 4);
-            __m512i dot = Min ? _mm512_setzero_si512() : _mm512_set1_epi32(start);
-#pragma GCC unroll 8
-            for (int j = 0; j < quads; ++j) {
-                int32_t four;
-                std::memcpy(&four, xq + r * kGroup + 4 * (h * quads + j), 4);
-                dot = _mm512_dpbusd_epi32(dot, q[h * quads + j], _mm512_set1_epi32(four));
+            __m512i dot[pair];
+#pragma GCC unroll 2
+            for (int i = 0; i < pair; ++i) {
+                int32_t start = 0;
+                if (!Min && first + i < R)
+                    std::memcpy(&start, aux + 4 * (size_t(h) * size_t(stride) + size_t(first + i)), 4);
+                dot[i] = Min ? _mm512_setzero_si512() : _mm512_set1_epi32(start);
             }
-            acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(d[h], _mm512_set1_ps(dx[r])), acc[r]);
-            if constexpr (Min) {
-                float sum;
-                std::memcpy(&sum, value, 4);
-                acc[r] = _mm512_fmadd_ps(min[h], _mm512_set1_ps(sum), acc[r]);
+#pragma GCC unroll 8
+            for (int j = h * quads; j < (h + 1) * quads; ++j)
+#pragma GCC unroll 2
+                for (int i = 0; i < pair; ++i) {
+                    if (first + i >= R) continue;
+                    int32_t four;
+                    std::memcpy(&four, xq + (first + i) * kGroup + 4 * j, 4);
+                    dot[i] = _mm512_dpbusd_epi32(dot[i], q[j], _mm512_set1_epi32(four));
+                }
+#pragma GCC unroll 2
+            for (int i = 0; i < pair; ++i) {
+                const int r = first + i;
+                if (r >= R) continue;
+                const __m512 scale = _mm512_mul_ps(d[h], _mm512_set1_ps(dx[r]));
+                acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[i]), scale, acc[r]);
+                if constexpr (Min) {
+                    float sum;
+                    std::memcpy(&sum, aux + 4 * (size_t(h) * size_t(stride) + size_t(r)), 4);
+                    acc[r] = _mm512_fmadd_ps(min[h], _mm512_set1_ps(sum), acc[r]);
+                }
             }
         }
     }

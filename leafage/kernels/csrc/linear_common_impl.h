@@ -31,6 +31,7 @@ static inline float bits_float(uint32_t u) {
     return f;
 }
 
+#if !defined(LEAFAGE_AVX512)
 // Groups of a row that are quantized together: in passes, so that each of them vectorizes.
 constexpr int kPassGroups = 64;
 
@@ -75,12 +76,10 @@ static inline void write_aux(uint8_t* tile, const TileLayout& layout, unsigned m
     }
 }
 
-// Part `part` of `parts` of the inputs of x [rows, k] into the tile; rows up to tile_rows become zero.
-static void fill_tile(const float* x, int ldx, int rows, unsigned mask, const TileLayout& layout, int part, int parts,
-                      uint8_t* tile) {
+// Groups begin .. end - 1 of the tile; see fill_tile.
+static void fill_groups(const float* x, int ldx, int rows, unsigned mask, const TileLayout& layout, int begin, int end,
+                        uint8_t* tile) {
     const size_t tile_rows = size_t(layout.tile_rows);
-    const int begin = int(int64_t(layout.groups) * part / parts);
-    const int end = int(int64_t(layout.groups) * (part + 1) / parts);
     RowPass pass;
     for (int r = 0; r < layout.tile_rows && begin < end; ++r) {
         if (r == rows) std::memset(&pass, 0, sizeof pass);
@@ -99,7 +98,18 @@ static void fill_tile(const float* x, int ldx, int rows, unsigned mask, const Ti
             write_aux(tile, layout, mask, g, n, r, pass);
         }
     }
+}
+#else
+#include "linear_avx512_quantize.h"
+#endif
+
+// Part `part` of `parts` of the inputs of x [rows, k] into the tile; rows up to tile_rows become zero.
+static void fill_tile(const float* x, int ldx, int rows, unsigned mask, const TileLayout& layout, int part, int parts,
+                      uint8_t* tile) {
+    fill_groups(x, ldx, rows, mask, layout, int(int64_t(layout.groups) * part / parts),
+                int(int64_t(layout.groups) * (part + 1) / parts), tile);
     if (mask & (1u << kFloatRows)) {
+        const size_t tile_rows = size_t(layout.tile_rows);
         const int first = int(int64_t(layout.k) * part / parts), last = int(int64_t(layout.k) * (part + 1) / parts);
         auto* to = reinterpret_cast<float*>(tile + layout.floats);
         for (int r = 0; r < layout.tile_rows; ++r)

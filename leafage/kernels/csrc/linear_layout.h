@@ -57,7 +57,7 @@ constexpr int kDirectRows = 8;      // up to here weights are used straight from
 constexpr int kPrivateRows = 4;     // up to here every thread quantizes all rows itself
 constexpr int kBlockTiles = 16;     // row tiles that share one unpacked panel
 constexpr int64_t kRunBytes = 128 << 10;  // of weights in a task of few rows
-constexpr int kUnpackGroups = 32;   // groups unpacked at a time; a multiple of 8
+constexpr int kUnpackGroups = 24;   // groups unpacked at a time; a multiple of 8
 constexpr int kUnpackFloats = 256;  // float inputs unpacked at a time; even
 
 // An unpacked group: codes [8 quads][16 lanes][4], then d [subgroups][16] and min [subgroups][16] as float.
