@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,11 +19,22 @@ from leafage.kernels.native_attention import time_attention
 from leafage.kernels.reference_attention import PagedLayer
 from leafage.kernels.step_inputs import StepInputs
 
-SHAPES = {  # layers, KV heads, query heads, head_dim
-    "smollm2": (30, 3, 9, 64),
-    "gemma3": (18, 1, 4, 256),
-    "llama1b": (16, 8, 32, 64),
-    "llama8b": (32, 8, 32, 128),
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's attention."""
+
+    layers: int
+    kv_heads: int
+    heads: int
+    head_dim: int
+
+
+SHAPES = {
+    "smollm2": Shape(30, 3, 9, 64),
+    "gemma3": Shape(18, 1, 4, 256),
+    "llama1b": Shape(16, 8, 32, 64),
+    "llama8b": Shape(32, 8, 32, 128),
 }
 MAX_BYTES = 1 << 30
 
@@ -43,41 +55,67 @@ def make_step(lengths: list[int], rows: int, tables: np.ndarray) -> StepInputs:
     )
 
 
-def measure(shape: str, batch: int, context: int, rows: int, args: argparse.Namespace) -> None:
-    num_layers, num_kv_heads, num_heads, head_dim = SHAPES[shape]
-    blocks = -(-context // args.block)
-    block_bytes = 2 * num_kv_heads * args.block * head_dim * 2
-    layer_bytes = batch * blocks * block_bytes
-    num_layers = max(1, min(num_layers, MAX_BYTES // layer_bytes)) if rows == 1 else 1
+def seconds(
+    shape: Shape,
+    *,
+    batch: int,
+    context: int,
+    rows: int,
+    threads: int,
+    block: int,
+    calls: int,
+    variant: str = "",
+    budget: float = 1.5,
+) -> list[float]:
+    """Times of up to `calls` calls, fewer when they take longer than `budget` seconds together.
+
+    Each of `batch` items computes its last `rows` of `context` tokens.
+    """
+    blocks = -(-context // block)
+    values = 2 * shape.kv_heads * block * shape.head_dim
+    layers = max(1, min(shape.layers, MAX_BYTES // (batch * blocks * values * 2))) if rows == 1 else 1
     rng = np.random.default_rng(0)
-    pool = np.full((batch * blocks, num_layers, block_bytes // 2), 0x3E80, np.uint16).view(np.uint8)
+    pool = np.full((batch * blocks, layers, values), 0x3E80, np.uint16).view(np.uint8)
     tables = rng.permutation(batch * blocks).reshape(batch, blocks)
     inputs = make_step([context] * batch, rows, tables)
-    q = rng.standard_normal((batch * rows, num_heads * head_dim)).astype(np.float32)
+    q = rng.standard_normal((batch * rows, shape.heads * shape.head_dim)).astype(np.float32)
     out = np.zeros_like(q)
-    seconds = []
-    for _ in range(max(2, int(60 / num_layers)) if rows == 1 else 10):
-        for layer in range(num_layers):
-            seconds.append(
-                time_attention(
-                    q,
-                    PagedLayer(pool[:, layer], args.block, num_kv_heads, head_dim),
-                    inputs,
-                    out,
-                    scale=head_dim**-0.5,
-                    num_threads=args.threads,
-                    variant=args.variant,
-                )
+    times: list[float] = []
+    while len(times) < calls and sum(times) < budget:
+        layer = PagedLayer(pool[:, len(times) % layers], block, shape.kv_heads, shape.head_dim)
+        times.append(
+            time_attention(
+                q, layer, inputs, out, scale=shape.head_dim**-0.5, num_threads=threads, variant=variant
             )
-        if sum(seconds) > 1.5:
-            break
-    best, median = min(seconds), statistics.median(seconds)
+        )
+    return times
+
+
+def operations(shape: Shape, batch: int, context: int, rows: int) -> int:
+    """Multiplies and adds of the scores and of the weighted sum, of the causal part alone."""
     pairs = batch * sum(range(context - rows + 1, context + 1))
-    gflop = 4 * pairs * num_heads * head_dim / 1e9
-    gbytes = batch * context * num_kv_heads * head_dim * 4 / 1e9
-    name = f"{'decode' if rows == 1 else 'prefill'} {batch:3d} x {context:5d}"
+    return 4 * pairs * shape.heads * shape.head_dim
+
+
+def measure(name: str, batch: int, context: int, rows: int, args: argparse.Namespace) -> None:
+    shape = SHAPES[name]
+    calls = max(60, 2 * shape.layers) if rows == 1 else 10
+    times = seconds(
+        shape,
+        batch=batch,
+        context=context,
+        rows=rows,
+        threads=args.threads,
+        block=args.block,
+        calls=calls,
+        variant=args.variant,
+    )
+    best, median = min(times), statistics.median(times)
+    gflop = operations(shape, batch, context, rows) / 1e9
+    gbytes = batch * context * shape.kv_heads * shape.head_dim * 4 / 1e9
+    kind = f"{'decode' if rows == 1 else 'prefill'} {batch:3d} x {context:5d}"
     print(
-        f"{name}   median {median * 1e6:9.1f} us  best {best * 1e6:9.1f} us"
+        f"{kind}   median {median * 1e6:9.1f} us  best {best * 1e6:9.1f} us"
         f"   {gflop / median:7.1f} GFLOP/s   {gbytes / median:7.1f} GB/s"
     )
 

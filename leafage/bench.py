@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leafage.engine.output import RequestOutput
     from leafage.llm import LLM
 
-BANDWIDTH_BYTES = 512 << 20
+BANDWIDTH_BYTES = 1 << 30
 BUSY_LOAD = 0.5
 OVERHEAD = "overhead"
 
@@ -64,15 +64,18 @@ def w3(seed: int, vocab_size: int) -> Work:
     return Work([ids[end - n : end] for n, end in zip(prompts, ends, strict=True)], [int(n) for n in outputs])
 
 
-def w4(seed: int, vocab_size: int) -> Work:
-    """Few-shot: 8 tasks x 8 questions, shuffled; 100 common, 500 task and 40 own tokens, 16 output tokens."""
+def w4(seed: int, vocab_size: int, *, first_question: int = 0) -> Work:
+    """Few-shot: 8 tasks x 8 questions, shuffled; 100 common, 500 task and 40 own tokens, 16 output tokens.
+
+    Another `first_question` (a multiple of 8, below 992) gives other questions on the same tasks.
+    """
     common = _ids(seed, vocab_size, 100)
     prompts = []
     for task in range(8):
-        shared = common + _ids(seed + 1000 * (task + 1), vocab_size, 500)
-        prompts += [
-            shared + _ids(seed + 1000 * (task + 1) + question + 1, vocab_size, 40) for question in range(8)
-        ]
+        first = seed + 1000 * (task + 1)
+        shared = common + _ids(first, vocab_size, 500)
+        questions = range(first + first_question + 1, first + first_question + 9)
+        prompts += [shared + _ids(question, vocab_size, 40) for question in questions]
     order = np.random.default_rng(0).permutation(len(prompts))
     return Work([prompts[i] for i in order], [16] * len(prompts))
 
@@ -84,7 +87,10 @@ def _ids(seed: int, vocab_size: int, count: int) -> list[int]:
 
 @dataclass(slots=True)
 class Run:
-    """One run of a workload; times in seconds. `native` is the part of `wall` inside the native call."""
+    """One run of a workload; times in seconds. `native` is the part of `wall` inside native calls.
+
+    `tokens` is what each request gave, in the order of the prompts.
+    """
 
     wall: float
     decode: float | None
@@ -92,6 +98,7 @@ class Run:
     native: float
     steps: int
     cached_tokens: int
+    tokens: list[list[int]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,8 @@ class Report:
         """Plain numbers, for JSON."""
         plain = asdict(self)
         for result, out in zip(self.results, plain["results"], strict=True):
+            for run in out["runs"]:
+                del run["tokens"]
             out |= {
                 "median": result.median,
                 "min": min(result.values),
@@ -216,7 +225,7 @@ def choose(names: tuple[str, ...]) -> tuple[list[Workload], bool]:
 
 
 def measure_floors(threads: int) -> Floors:
-    """Best of ten reads of a 512 MiB buffer, best of fifty bursts of int8 products."""
+    """Best of ten reads of a 1 GiB buffer, best of fifty bursts of int8 products."""
     from leafage.kernels import _native
 
     peak, instruction = _native.measure_int8_peak(threads)
@@ -271,12 +280,18 @@ def measure(
     return report
 
 
-def run_once(llm: LLM, work: Work) -> Run:
-    """One run from a cold prefix cache."""
-    llm.reset_prefix_cache()
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in work.output_lengths
-    ]
+def run_once(
+    llm: LLM, work: Work, *, reset_cache: bool = True, sampling: Mapping[str, Any] | None = None
+) -> Run:
+    """One run, from a cold prefix cache unless `reset_cache` is false.
+
+    Args:
+        sampling: fields of SamplingParams in place of greedy decoding.
+    """
+    if reset_cache:
+        llm.reset_prefix_cache()
+    how = {"temperature": 0.0} if sampling is None else dict(sampling)
+    params = [SamplingParams(**how, max_tokens=length, ignore_eos=True) for length in work.output_lengths]
     before = llm.stats()
     began = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in work.prompts], params)
@@ -291,7 +306,8 @@ def run_once(llm: LLM, work: Work) -> Run:
     cached = sum(output.num_cached_tokens for output in outputs)
     native = after["native_seconds"] - before["native_seconds"]
     steps = int(after["num_steps"] - before["num_steps"])
-    return Run(wall, decode, first.time_to_first_token, native, steps, cached)
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    return Run(wall, decode, first.time_to_first_token, native, steps, cached, tokens)
 
 
 def _check(outputs: list[RequestOutput], work: Work) -> None:

@@ -1,0 +1,109 @@
+"""docs/performance.md: the figures in tables, put into page.md."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from comparison.spread import Spread, Target, digits
+
+COLUMNS = ("", "against", "ours", "beside", "", "wanted", "verdict", "CPU s", "others")
+
+
+def markdown(compare: dict[str, Any], growth: dict[str, Any]) -> str:
+    """The page, from what compare.py and growth.py wrote."""
+    template = string.Template(Path(__file__).with_name("page.md").read_text())
+    return template.substitute(
+        machine=_machine(compare),
+        table=_table(COLUMNS, map(_row, compare["rows"])),
+        floors=_floors(compare),
+        growth_machine=_growth_machine(growth),
+        decode=_decode(growth["decode"]["cells"]),
+        scheduler_context=growth["scheduler"]["context"],
+        scheduler=_scheduler(growth["scheduler"]["cells"]),
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _machine(compare: dict[str, Any]) -> str:
+    machine, load = compare["machine"], compare["load"]
+    versions = ", ".join(f"{name} {version}" for name, version in compare["versions"].items())
+    memory = machine["memory_bytes"] / 2**30
+    return (
+        f"{compare['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {memory:.0f} GB. "
+        f"{machine['threads']} threads, kernels {machine['kernels']}, {compare['repetitions']} repetitions. "
+        f"Load average {load['before']:.2f} before and {load['after']:.2f} after. {versions}."
+    )
+
+
+def _row(row: dict[str, Any]) -> Sequence[str]:
+    unit = f" {row['unit']}" if row["unit"] else ""
+    title = row["title"] + (f"<br>{row['note']}" if row["note"] else "")
+    value = f"**{_spread(row['values'], row['suffix'])}**" if row["values"] else ""
+    wanted = "" if row["target"] is None else Target(**row["target"]).show(row["suffix"])
+    cpu = ["-" if seconds is None else digits(seconds) for seconds in row["cpu"]]
+    return (
+        title,
+        row["against"],
+        _spread(row["ours"], unit),
+        _spread(row["theirs"], unit),
+        value,
+        wanted,
+        row["verdict"],
+        " / ".join(cpu) if cpu != ["-", "-"] else "",
+        digits(row["others"]) if row["ours"] else "",
+    )
+
+
+def _spread(values: list[float], suffix: str = "") -> str:
+    return Spread.of(values).show(suffix) if values else ""
+
+
+def _floors(compare: dict[str, Any]) -> str:
+    found = dict(compare["record"]["floors"])
+    around = [floors for sample in compare["record"]["samples"] for floors in sample["floors"]]
+    if around:
+        found["right before and after runs of ours"] = around
+    rows = []
+    for block, floors in found.items():
+        bandwidth, peak = ([f[name] / 1e9 for f in floors] for name in ("bandwidth", "int8_peak"))
+        rows.append((block, _spread(bandwidth), _spread(peak), floors[0]["instruction"]))
+    return _table(("", "reads, GB/s", "int8, GOP/s", "instruction"), rows)
+
+
+def _growth_machine(growth: dict[str, Any]) -> str:
+    machine = growth["machine"]
+    floors = Spread.of([floor["bandwidth"] / 1e9 for floor in growth["floors"]])
+    return (
+        f"SmolLM2 135M Q4_1, {growth['date'][:10]}, {machine['cpu']}, {machine['threads']} threads, "
+        f"reads {floors.show(' GB/s')}."
+    )
+
+
+def _decode(cells: list[dict[str, Any]]) -> str:
+    seconds = {(cell["batch"], cell["context"]): cell["seconds"] for cell in cells}
+    batches, contexts = (sorted({key[i] for key in seconds}) for i in (0, 1))
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else digits(1e3 * value)
+
+    rows = [[f"{context:,}", *(shown(seconds[batch, context]) for batch in batches)] for context in contexts]
+    table = _table(["context", *(f"batch {batch}" for batch in batches)], rows)
+    if None in seconds.values():
+        table += "\n\nA dash: the K/V would not have fitted into memory."
+    return table
+
+
+def _scheduler(cells: list[dict[str, Any]]) -> str:
+    rows = []
+    for cell in cells:
+        both = cell["schedule"] + cell["update"]
+        values = (cell["schedule"], cell["update"], both, both / cell["sequences"])
+        rows.append([f"{cell['sequences']:,}", *(digits(1e6 * value) for value in values)])
+    return _table(("running sequences", "schedule", "update", "both", "per sequence"), rows)

@@ -1,0 +1,183 @@
+"""What is run for which rows: blocks of workloads, and the sides that take part in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from peers.client import PeerError
+
+from comparison import machine
+from comparison.runs import Runner, Sample, Step
+from comparison.sides import LEAFAGE, Side, Sides, say
+from leafage import bench
+from leafage.overhead import BATCH_SIZES
+
+ROWS = {
+    "w1": "decode of one request",
+    "w2": "prefill of 1,024 tokens",
+    "w3": "64 mixed requests",
+    "w4": "few-shot with shared prefixes",
+    "w4cached": "the same, every prefix cached",
+    "formats": "W1 and W2 on the same file: Q4_0, Q8_0, Gemma",
+    "best": "W1 and W2, best format against best format",
+    "sampled": "sampled W3 against greedy W3, both models",
+    "start": "process start to the first token, both models",
+    "memory": "memory beyond file and KV pool, both models",
+    "outside": "time outside the native calls",
+    "llama1b": "W1 and W2 on a random Llama-3.2-1B shape",
+}
+VOCABULARY = 49_152  # SmolLM2's; the workloads take ids below 40,000, which all models have
+POOL_TOKENS = 20_480  # of the memory row: a little more than all tokens of W3
+
+OURS = Side(LEAFAGE, "Q4_1")
+OPENVINO, VLLM = Side("openvino", "Q4_1"), Side("vllm", "BF16")
+GEMMA = Side(LEAFAGE, "Q4_K_M")
+LLAMA1B = Side(LEAFAGE, "llama1b")
+
+
+def llamacpp(form: str) -> Side:
+    return Side("llamacpp", form)
+
+
+def single_sides(rows: set[str]) -> list[Side]:
+    """Sides of W1 and W2, each of ours next to the peers that it is compared with."""
+    sides: list[Side] = []
+    if rows & {"w1", "w2"}:
+        sides += [llamacpp("Q4_1"), OURS, OPENVINO, VLLM]
+    if "formats" in rows:
+        sides += [Side(LEAFAGE, "Q4_0"), llamacpp("Q4_0"), llamacpp("Q8_0"), Side(LEAFAGE, "Q8_0")]
+        sides += [GEMMA, llamacpp("Q4_K_M")]
+    if "best" in rows:
+        sides += [OURS, Side(LEAFAGE, "Q4_0"), llamacpp("Q4_0"), Side(LEAFAGE, "Q8_0"), llamacpp("Q8_0")]
+        sides += [llamacpp("BF16")]
+    return list(dict.fromkeys(sides))
+
+
+def _seed(repetition: int) -> int:
+    return 100_000 * (repetition + 1)
+
+
+def single_groups(sides: list[Side], workloads: tuple[str, ...]) -> Callable[[int], list[list[Step]]]:
+    def groups(repetition: int) -> list[list[Step]]:
+        works = {name: bench.WORKLOADS[name].make(_seed(repetition), VOCABULARY) for name in workloads}
+        return [
+            [Step(side, name, works[name], floors=name == "W1" and side.engine == LEAFAGE)]
+            for name in workloads
+            for side in sides
+        ]
+
+    return groups
+
+
+def batch_groups(rows: set[str]) -> Callable[[int], list[list[Step]]]:
+    def groups(repetition: int) -> list[list[Step]]:
+        work = bench.w3(_seed(repetition), VOCABULARY)
+        found = [[Step(OURS, "W3", work)]]
+        if "sampled" in rows:
+            found[0].append(Step(OURS, "W3 sampled", work))
+        if "w3" in rows:
+            found += [[Step(side, "W3", work)] for side in (OPENVINO, VLLM, llamacpp("Q8_0"))]
+        if "sampled" in rows:
+            found.append([Step(GEMMA, "W3", work), Step(GEMMA, "W3 sampled", work)])
+        return found
+
+    return groups
+
+
+def shared_groups(rows: set[str]) -> Callable[[int], list[list[Step]]]:
+    def groups(repetition: int) -> list[list[Step]]:
+        work = bench.w4(_seed(repetition), VOCABULARY)
+        staging = bench.w4(_seed(repetition), VOCABULARY, first_question=8)
+
+        def cached(side: Side) -> list[Step]:
+            stage = Step(side, "W4", staging, record=False)
+            return [stage, Step(side, "W4cached", work, reset_cache=False)]
+
+        found = [[Step(OURS, "W4", work), *(cached(OURS) if "w4cached" in rows else [])]]
+        if "w4cached" in rows:
+            found.append(cached(OPENVINO))
+        if "w4" in rows:
+            found += [[Step(VLLM, "W4", work)], [Step(llamacpp("Q8_0"), "W4", work)]]
+        return found
+
+    return groups
+
+
+def run(rows: set[str], sides: Sides, runner: Runner, repetitions: int) -> None:
+    """Everything that the rows need. Failures of sides end up in the runner's record."""
+    prompt = bench.w2(1, VOCABULARY)
+    if single := single_sides(rows):
+        workloads = ("W1", "W2") if rows & {"formats", "best"} or {"w1", "w2"} <= rows else None
+        runner.block("W1, W2", repetitions, single_groups(single, workloads or (_only(rows),)))
+        if "w2" in rows:
+            for name in ("gemm", "attention"):
+                runner.times(repetitions, Step(OURS, name, prompt, floors=name == "gemm"))
+        keep = (OURS, GEMMA, OPENVINO, VLLM, llamacpp("Q8_0"))
+        sides.close(*(side for side in sides.running() if side not in keep))
+    if rows & {"w3", "sampled"}:
+        runner.block("W3", repetitions, batch_groups(rows))
+        runner.alone(OURS, "W3")
+    if rows & {"w4", "w4cached"}:
+        runner.block("W4", repetitions, shared_groups(rows))
+        runner.alone(OURS, "W4")
+    if "outside" in rows:
+        for batch in BATCH_SIZES:
+            runner.times(repetitions, Step(OURS, f"outside {batch}", bench.Work([[1]] * batch, [1] * batch)))
+    sides.close(*sides.running())
+    if "llama1b" in rows:
+        both = [LLAMA1B, llamacpp("llama1b")]
+        runner.block("Llama-3.2-1B shape", repetitions, single_groups(both, ("W1", "W2")))
+        sides.close(*sides.running())
+    if "memory" in rows:
+        for side in (Side(LEAFAGE, "Q4_1", small_pool=True), Side(LEAFAGE, "Q4_K_M", small_pool=True)):
+            runner.run(Step(side, "memory", bench.w3(1, VOCABULARY)))
+            sides.close(side)
+    if "start" in rows:
+        start(sides, runner, repetitions)
+
+
+def _only(rows: set[str]) -> str:
+    return "W1" if "w1" in rows else "W2"
+
+
+def start(sides: Sides, runner: Runner, repetitions: int) -> None:
+    """Cold starts of both engines on both models. The files are in the page cache of both."""
+    for form in ("Q4_1", "Q4_K_M"):
+        work = bench.Work([[1000, 1001, 1002, 1003]], [1])
+        ours, theirs = Side(LEAFAGE, form), llamacpp(form)
+        for _ in range(repetitions):
+            try:
+                load, meter = bench.load_average(), machine.Meter(os.getpid())
+                seconds = first_token_seconds(sides.files.base(form), sides.threads)
+                sample = Sample({"wall": seconds}, *meter.others(), load)
+                runner.record.samples.setdefault((ours, "cold"), []).append(sample)
+                say(f"  {ours}, cold start: {seconds:.2f} s")
+            except (PeerError, RuntimeError) as error:
+                runner.record.errors[ours, "cold"] = str(error)
+            runner.run(Step(theirs, "cold", work))
+        sides.close(theirs)
+
+
+def first_token_seconds(model: Path, threads: int) -> float:
+    """From starting `leafage run` to the first byte of its answer.
+
+    Raises:
+        RuntimeError: no answer came.
+    """
+    command = [sys.executable, "-m", "leafage", "run", "Hello", "--max-tokens", "1", "--model", str(model)]
+    began = time.perf_counter()
+    with subprocess.Popen(
+        [*command, "--threads", str(threads)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        seconds = time.perf_counter() - began
+        process.stdout.read()
+    if not first or process.returncode:
+        raise RuntimeError(f"`{' '.join(command[1:])}` gave no answer (exit code {process.returncode})")
+    return seconds

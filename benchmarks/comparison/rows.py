@@ -1,0 +1,331 @@
+"""The table: what was measured, put side by side, with what is wanted and whether it was reached."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from peers import expected
+
+from comparison import plan
+from comparison.runs import Record, Sample
+from comparison.sides import LEAFAGE, TITLES, Side, Sides
+from comparison.spread import Spread, Target, digits, ratios
+
+TOKENS_DIFFER = "TOKENS DIFFER"
+MEAN_CONTEXT = 192  # of W1: 128 tokens of prompt, and half of the output
+MORE_IS_BETTER = {"W1": True, "W2": True}  # rates; the others are seconds
+UNITS = {"W1": "tok/s", "W2": "tok/s"}
+
+
+@dataclass(slots=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        group: the row's name in `plan.ROWS`.
+        against: what ours stands beside.
+        ours, theirs: by repetition, in `unit`.
+        values: what is judged, by repetition, with `suffix`: ratios, or ours where nothing stands beside it.
+        target: what is wanted of their median; None only prints them.
+        problem: why the row does not count, or what is wrong.
+        settled: the verdict of a row that has no values.
+        cpu: CPU seconds of both sides, medians.
+        others: most CPUs that other processes kept busy during a run of either side.
+    """
+
+    group: str
+    title: str
+    against: str
+    unit: str = ""
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    suffix: str = "x"
+    target: Target | None = None
+    problem: str = ""
+    settled: str = "printed"
+    note: str = ""
+    cpu: tuple[float | None, float | None] = (None, None)
+    others: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        if self.problem:
+            return self.problem
+        if self.target is None:
+            return self.settled
+        return "ok" if self.target.met(self.values) else "MISSED"
+
+    def as_dict(self) -> dict[str, Any]:
+        spread = asdict(Spread.of(self.values)) if self.values else None
+        return asdict(self) | {"verdict": self.verdict, "spread": spread}
+
+
+class Table:
+    """Makes rows from a record."""
+
+    def __init__(self, record: Record, sides: Sides, figures: dict[str, Any]) -> None:
+        self._record = record
+        self._settings = sides.settings
+        self._figures = figures  # known ones of peers on this CPU
+
+    def rows(self, wanted: set[str]) -> list[Row]:
+        """The rows of these names, in the order of `plan.ROWS`."""
+        return [row for name in plan.ROWS if name in wanted for row in getattr(self, f"_{name}")()]
+
+    # -- the rows --------------------------------------------------------------------------------
+
+    def _w1(self) -> list[Row]:
+        return [
+            self._pair("w1", "W1", plan.OURS, plan.llamacpp("Q4_1"), 2.2, ", same file"),
+            self._pair("w1", "W1", plan.OURS, plan.OPENVINO, 2.7, ", same file"),
+            self._pair("w1", "W1", plan.OURS, plan.VLLM, 5.0),
+            self._share_of_memory("w1", plan.OURS, 75),
+        ]
+
+    def _w2(self) -> list[Row]:
+        return [
+            self._pair("w2", "W2", plan.OURS, plan.OPENVINO, 1.2, ", same file"),
+            self._pair("w2", "W2", plan.OURS, plan.VLLM, 1.45),
+            self._pair("w2", "W2", plan.OURS, plan.llamacpp("Q4_1"), None, ", same file"),
+            self._gemm(),
+            self._attention(),
+        ]
+
+    def _w3(self) -> list[Row]:
+        return [
+            self._pair("w3", "W3", plan.OURS, plan.OPENVINO, 1.5, ", same file"),
+            self._pair("w3", "W3", plan.OURS, plan.VLLM, 1.5),
+            self._pair("w3", "W3", plan.OURS, plan.llamacpp("Q8_0"), 3.0),
+            self._check("w3", "W3 = each request alone"),
+        ]
+
+    def _w4(self) -> list[Row]:
+        return [
+            self._pair("w4", "W4", plan.OURS, plan.VLLM, 1.8),
+            self._pair("w4", "W4", plan.OURS, plan.llamacpp("Q8_0"), 8.0),
+            self._check("w4", "W4 = each request alone"),
+        ]
+
+    def _w4cached(self) -> list[Row]:
+        return [
+            self._pair("w4cached", "W4cached", plan.OURS, plan.OPENVINO, 2.5, ", same file"),
+            self._check("w4cached", "W4cached = from a cold cache"),
+        ]
+
+    def _formats(self) -> list[Row]:
+        rows = []
+        for form, decode in (("Q4_0", 1.4), ("Q8_0", 1.6), ("Q4_K_M", 1.5)):
+            ours, theirs = Side(LEAFAGE, form), plan.llamacpp(form)
+            rows += [
+                self._pair("formats", "W1", ours, theirs, decode, ", same file"),
+                self._share_of_memory("formats", ours, 70),
+                self._pair("formats", "W2", ours, theirs, 2.0, ", same file"),
+            ]
+        return rows
+
+    def _best(self) -> list[Row]:
+        rows = []
+        for workload in ("W1", "W2"):
+            ours = self._fastest(LEAFAGE, ("Q4_1", "Q4_0", "Q8_0"), workload)
+            theirs = self._fastest("llamacpp", ("Q4_0", "Q8_0", "BF16"), workload)
+            row = self._pair("best", workload, ours, theirs, None)
+            row.note = f"{ours} against {theirs}"
+            rows.append(row)
+        return rows
+
+    def _sampled(self) -> list[Row]:
+        rows = []
+        for side, target in ((plan.OURS, 8.0), (plan.GEMMA, 15.0)):
+            row = Row("sampled", f"W3 sampled, {side.form}", "our greedy W3", "s", suffix=" % slower")
+            row.target = Target(target, at_most=True)
+            if self._fill(row, side, "W3 sampled", side, "W3"):
+                row.values = [100 * (a / b - 1) for a, b in zip(row.ours, row.theirs, strict=True)]
+            rows.append(row)
+        return rows
+
+    def _start(self) -> list[Row]:
+        rows = []
+        for form in ("Q4_1", "Q4_K_M"):
+            row = Row(
+                "start", f"start to first token, {form}", "llama.cpp's server", "s", suffix="x its time"
+            )
+            row.target = Target(2.0, at_most=True)
+            if self._fill(row, Side(LEAFAGE, form), "cold", plan.llamacpp(form), "cold"):
+                row.values = [a / b for a, b in zip(row.ours, row.theirs, strict=True)]
+            rows.append(row)
+        return rows
+
+    def _memory(self) -> list[Row]:
+        rows = []
+        for form, target in (("Q4_1", 200), ("Q4_K_M", 300)):
+            row = Row("memory", f"memory in W3, {form}", "file and KV pool", "MB", suffix=" MB more")
+            row.target = Target(target, at_most=True)
+            for figures in self._own_figures(row, Side(LEAFAGE, form, small_pool=True), "memory"):
+                row.ours.append(figures["peak"] / 1e6)
+                row.theirs.append((figures["file"] + figures["pool"]) / 1e6)
+                row.values.append(figures["beyond"] / 1e6)
+            rows.append(row)
+        return rows
+
+    def _outside(self) -> list[Row]:
+        rows = []
+        for batch, target in ((1, 0.15), (64, 1.5), (256, 5.0)):
+            row = Row("outside", f"outside native calls, batch {batch}", "one step", "ms", suffix=" ms")
+            row.target = Target(target, at_most=True)
+            found = self._own_figures(row, plan.OURS, f"outside {batch}")
+            row.ours = row.values = [1e3 * figures["outside"] for figures in found]
+            row.theirs = [1e3 * (figures["outside"] + figures["native"]) for figures in found]
+            if found:
+                parts = {
+                    name: Spread.of([1e3 * figures["parts"][name] for figures in found]).median
+                    for name in found[0]["parts"]
+                }
+                row.note = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
+            rows.append(row)
+        return rows
+
+    def _llama1b(self) -> list[Row]:
+        theirs = plan.llamacpp("llama1b")
+        return [
+            self._share_of_memory("llama1b", plan.LLAMA1B, 75),
+            self._pair("llama1b", "W1", plan.LLAMA1B, theirs, None, ", same file"),
+            self._pair("llama1b", "W2", plan.LLAMA1B, theirs, None, ", same file"),
+        ]
+
+    # -- how they are made -----------------------------------------------------------------------
+
+    def _pair(
+        self, group: str, workload: str, ours: Side, theirs: Side, target: float | None, how: str = ""
+    ) -> Row:
+        """Ratios of a workload; above 1, ours is ahead."""
+        form = "" if how else f" {theirs.form}"
+        against = f"{TITLES[theirs.engine]}{form}{how}"
+        row = Row(group, f"{workload} {ours.form}", against, UNITS.get(workload, "s"))
+        row.target = None if target is None else Target(target)
+        more = MORE_IS_BETTER.get(workload, False)
+        if self._fill(row, ours, workload, theirs, workload):
+            row.values = ratios(row.ours, row.theirs, more_is_better=more)
+            row.problem = self._invalid(row, theirs, workload)
+            row.note = self._output_rates(ours, theirs) if workload == "W3" else ""
+        return row
+
+    def _fill(self, row: Row, ours: Side, our_work: str, theirs: Side, their_work: str) -> bool:
+        """Measurements of both sides; false, and the reason in the row, where one has none."""
+        both = []
+        for side, work in ((ours, our_work), (theirs, their_work)):
+            samples = self._record.samples.get((side, work), [])
+            if not samples and not row.problem:
+                row.problem = self._reason(side, work)
+            both.append(samples)
+            row.others = max([row.others, *(sample.others for sample in samples)])
+        row.ours, row.theirs = (
+            [_figure(sample, work) for sample in samples]
+            for samples, work in zip(both, (our_work, their_work), strict=True)
+        )
+        row.cpu = (_cpu(both[0]), _cpu(both[1]))
+        if not row.problem and len(row.ours) != len(row.theirs):
+            row.problem = f"{len(row.ours)} runs of ours, {len(row.theirs)} of theirs"
+        return not row.problem
+
+    def _reason(self, side: Side, workload: str) -> str:
+        text = self._record.errors.get((side, workload), "not run")
+        return "not installed" if "run benchmarks/peers/setup" in text else f"FAILED: {side}: {text}"
+
+    def _invalid(self, row: Row, side: Side, workload: str) -> str:
+        """Why a peer's row does not count, by what is known of it on this CPU."""
+        figure = self._figures.get(side.engine, {}).get(side.form, {}).get(workload)
+        if figure is None:
+            return ""
+        share = expected.share(workload, Spread.of(row.theirs).median, figure)
+        if share >= expected.SHARE:
+            return ""
+        return f"INVALID: {TITLES[side.engine]} at {100 * share:.0f} % of its known {digits(figure)}"
+
+    def _output_rates(self, ours: Side, theirs: Side) -> str:
+        rates = []
+        for side in (ours, theirs):
+            samples = self._record.samples[side, "W3"]
+            rates.append(
+                Spread.of([s.answer["num_output_tokens"] / s.answer["wall"] for s in samples]).median
+            )
+        return f"{digits(rates[0])} against {digits(rates[1])} output tok/s"
+
+    def _fastest(self, engine: str, forms: tuple[str, ...], workload: str) -> Side:
+        def rate(side: Side) -> float:
+            samples = self._record.samples.get((side, workload))
+            return Spread.of([_figure(s, workload) for s in samples]).median if samples else 0.0
+
+        return max((Side(engine, form) for form in forms), key=rate)
+
+    def _share_of_memory(self, group: str, side: Side, target: float) -> Row:
+        """Bytes that decode reads a second, against what the machine could read right before and after."""
+        row = Row(group, f"W1 {side.form}", "memory floor", "GB/s", suffix=" % of it")
+        row.target = Target(target)
+        samples = self._record.samples.get((side, "W1"), [])
+        if not samples:
+            row.problem = self._reason(side, "W1")
+            return row
+        settings: Any = self._settings[side]["settings"]
+        per_token = settings["linear_bytes"] + MEAN_CONTEXT * settings["kv_bytes_per_token"]
+        row.ours = [_figure(sample, "W1") * per_token / 1e9 for sample in samples]
+        row.theirs = [_floor(sample, "bandwidth") for sample in samples]
+        row.values = [100 * a / b for a, b in zip(row.ours, row.theirs, strict=True)]
+        row.others = max(sample.others for sample in samples)
+        row.cpu = (_cpu(samples), None)
+        rate = Spread.of([_figure(sample, "W1") for sample in samples])
+        row.note = f"{rate.show(' tok/s')}, {per_token / 1e6:.0f} MB a token"
+        return row
+
+    def _gemm(self) -> Row:
+        row = Row("w2", "W2 matrix products alone, Q4_1", "int8 peak", "GOP/s", suffix=" % of it")
+        row.target = Target(63)
+        found = self._own_figures(row, plan.OURS, "gemm")
+        if found:
+            samples = self._record.samples[plan.OURS, "gemm"]
+            row.ours = [figures["operations_per_second"] / 1e9 for figures in found]
+            row.theirs = [_floor(sample, "int8_peak") for sample in samples]
+            row.values = [100 * a / b for a, b in zip(row.ours, row.theirs, strict=True)]
+            row.note = samples[0].floors[0].instruction
+        return row
+
+    def _attention(self) -> Row:
+        row = Row("w2", "W2 attention alone", "", "GFLOP/s", suffix=" GFLOP/s", target=Target(300))
+        found = self._own_figures(row, plan.OURS, "attention")
+        row.ours = row.values = [figures["operations_per_second"] / 1e9 for figures in found]
+        return row
+
+    def _own_figures(self, row: Row, side: Side, workload: str) -> list[dict[str, Any]]:
+        samples = self._record.samples.get((side, workload), [])
+        if not samples:
+            row.problem = self._reason(side, workload)
+        row.others = max([row.others, *(sample.others for sample in samples)])
+        return [sample.answer["figures"] for sample in samples]
+
+    def _check(self, group: str, name: str) -> Row:
+        row = Row(group, f"tokens of {name}", "batch 1", settled="equal")
+        if name not in self._record.checks:
+            row.problem = "not run"
+        elif not self._record.checks[name]:
+            row.problem = TOKENS_DIFFER
+        return row
+
+
+def _figure(sample: Sample, workload: str) -> float:
+    answer = sample.answer
+    if workload == "W1":
+        return float((answer["num_output_tokens"] - 1) / answer["decode"])
+    if workload == "W2":
+        return float(answer["num_prompt_tokens"] / answer["wall"])
+    return float(answer["wall"])
+
+
+def _floor(sample: Sample, name: str) -> float:
+    """What the machine could do, in G/s: the mean of right before and right after."""
+    return sum(float(getattr(floors, name)) for floors in sample.floors) / len(sample.floors) / 1e9
+
+
+def _cpu(samples: list[Sample]) -> float | None:
+    seconds = [sample.answer["cpu"] for sample in samples if sample.answer.get("cpu") is not None]
+    return Spread.of(seconds).median if seconds else None

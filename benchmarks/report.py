@@ -1,0 +1,42 @@
+"""Writes docs/performance.md and its plots from what compare.py and growth.py measured.
+
+    python benchmarks/report.py [--folder docs/performance] [--page docs/performance.md]
+
+Reads compare.json and growth.json in the folder and puts the plots beside them. Needs matplotlib
+(`pip install '.[bench]'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from comparison import page, plots
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    parser.add_argument("--folder", type=Path, default=docs / "performance")
+    parser.add_argument("--page", type=Path, default=docs / "performance.md")
+    args = parser.parse_args()
+    compare, growth = (_read(args.folder / name) for name in ("compare.json", "growth.json"))
+    plots.decode(growth, args.folder / "decode.svg")
+    plots.scheduler(growth, args.folder / "scheduler.svg")
+    args.page.write_text(page.markdown(compare, growth))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SystemExit(f"{path} is missing: compare.py and growth.py write it") from None
+    return found
+
+
+if __name__ == "__main__":
+    main()

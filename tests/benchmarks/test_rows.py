@@ -1,0 +1,173 @@
+"""Rows and verdicts from made-up measurements."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from comparison import page, plan, plots, show
+from comparison.rows import Row, Table
+from comparison.runs import Record, Sample
+from comparison.sides import LEAFAGE, Side
+from comparison.spread import Target
+
+from leafage import bench
+
+KNOWN = {"openvino": {"Q4_1": {"W1": 107.0, "W3": 20.5}}}
+SETTINGS = {plan.OURS: {"settings": {"linear_bytes": 96_000_000, "kv_bytes_per_token": 23_040}}}
+
+
+def sample(others: float = 0.0, floors: float | None = None, **answer: Any) -> Sample:
+    measured = [] if floors is None else [bench.Floors(floors * f, 1e12, "dot", 2) for f in (0.9, 1.1)]
+    return Sample({"cpu": 1.0, "wall": 1.0, **answer}, others, 0.0, 0.1, measured)
+
+
+def decoded(*rates: float, floors: float | None = None) -> list[Sample]:
+    return [sample(num_output_tokens=128, decode=127 / rate, floors=floors) for rate in rates]
+
+
+def batches(*walls: float, others: float = 0.0) -> list[Sample]:
+    return [sample(wall=wall, num_output_tokens=9352, others=others) for wall in walls]
+
+
+def rows(name: str, samples: dict[tuple[Side, str], list[Sample]], **record: Any) -> list[Row]:
+    sides: Any = SimpleNamespace(settings=SETTINGS)
+    return Table(Record(samples, **record), sides, KNOWN).rows({name})
+
+
+def by_title(found: list[Row]) -> dict[tuple[str, str], Row]:
+    return {(row.title, row.against): row for row in found}
+
+
+def test_a_ratio_is_of_the_same_repetition_and_its_median_is_judged() -> None:
+    samples = {
+        (plan.OURS, "W1"): decoded(300, 200, 330, floors=40e9),
+        (plan.llamacpp("Q4_1"), "W1"): decoded(100, 125, 110),
+    }
+    row = by_title(rows("w1", samples))["W1 Q4_1", "llama.cpp, same file"]
+    assert row.values == pytest.approx([3.0, 1.6, 3.0])
+    assert (row.target, row.verdict) == (Target(2.2), "ok")
+    samples[plan.llamacpp("Q4_1"), "W1"] = decoded(200, 125, 200)
+    assert by_title(rows("w1", samples))["W1 Q4_1", "llama.cpp, same file"].verdict == "MISSED"
+
+
+def test_less_is_better_of_wall_times() -> None:
+    samples = {(plan.OURS, "W3"): batches(10, others=0.3), (plan.OPENVINO, "W3"): batches(20, others=0.1)}
+    row = by_title(rows("w3", samples))["W3 Q4_1", "OpenVINO, same file"]
+    assert row.values == [2.0] and row.verdict == "ok" and row.others == 0.3
+    assert row.note == "935 against 468 output tok/s"
+
+
+@pytest.mark.parametrize(("workload", "made", "share"), [("W1", decoded(88), 82), ("W3", batches(30.0), 68)])
+def test_a_peer_below_what_it_is_known_for_makes_its_row_invalid(
+    workload: str, made: list[Sample], share: int
+) -> None:
+    ours = decoded(400, floors=40e9) if workload == "W1" else batches(1.0)
+    samples = {(plan.OURS, workload): ours, (plan.OPENVINO, workload): made}
+    row = by_title(rows(workload.lower(), samples))[f"{workload} Q4_1", "OpenVINO, same file"]
+    assert row.verdict.startswith(f"INVALID: OpenVINO at {share} % of its known")
+
+
+def test_a_peer_at_85_percent_counts() -> None:
+    samples = {(plan.OURS, "W1"): decoded(400, floors=4e10), (plan.OPENVINO, "W1"): decoded(107 * 0.851)}
+    assert by_title(rows("w1", samples))["W1 Q4_1", "OpenVINO, same file"].verdict == "ok"
+
+
+def test_missing_peers_stay_in_the_table() -> None:
+    missing = {(plan.VLLM, "W1"): "vllm is not in /x: run benchmarks/peers/setup vllm --into /x"}
+    broken = {(plan.OPENVINO, "W1"): "the driver ended"}
+    found = by_title(rows("w1", {(plan.OURS, "W1"): decoded(300, floors=4e10)}, errors=missing | broken))
+    assert found["W1 Q4_1", "vLLM BF16"].verdict == "not installed"
+    assert found["W1 Q4_1", "OpenVINO, same file"].verdict == "FAILED: OpenVINO Q4_1: the driver ended"
+    assert found["W1 Q4_1", "llama.cpp, same file"].verdict.startswith("FAILED: llama.cpp Q4_1: not run")
+    assert found["W1 Q4_1", "vLLM BF16"].ours == [300]
+
+
+def test_share_of_the_memory_floor_counts_weights_and_kv() -> None:
+    row = by_title(rows("w1", {(plan.OURS, "W1"): decoded(300, floors=40e9)}))["W1 Q4_1", "memory floor"]
+    gigabytes = 300 * (96e6 + 192 * 23_040) / 1e9
+    assert row.ours == pytest.approx([gigabytes]) and row.theirs == pytest.approx([40.0])
+    assert row.values == pytest.approx([100 * gigabytes / 40]) and row.verdict == "ok"
+
+
+def test_sampled_start_and_memory_are_at_most() -> None:
+    gemma = Side(LEAFAGE, "Q4_K_M")
+    sampled = rows("sampled", {(plan.OURS, "W3"): batches(10), (plan.OURS, "W3 sampled"): batches(10.9)})
+    assert sampled[0].values == pytest.approx([9.0]) and sampled[0].verdict == "MISSED"
+    start = rows("start", {(gemma, "cold"): batches(0.7), (plan.llamacpp("Q4_K_M"), "cold"): batches(0.4)})
+    assert start[1].values == pytest.approx([1.75]) and start[1].verdict == "ok"
+    figures = {"peak": 700e6, "file": 100e6, "pool": 420e6, "beyond": 180e6}
+    small = Side(LEAFAGE, "Q4_1", small_pool=True)
+    memory = rows("memory", {(small, "memory"): [sample(figures=figures)]})
+    assert memory[0].values == [180.0] and memory[0].verdict == "ok"
+    assert memory[1].problem
+
+
+def test_other_tokens_are_an_error_and_equal_ones_are_said() -> None:
+    name = "W4 = each request alone"
+    for same, verdict in ((True, "equal"), (False, "TOKENS DIFFER")):
+        assert rows("w4", {}, checks={name: same})[-1].verdict == verdict
+    assert rows("w4", {})[-1].verdict == "not run"
+
+
+def test_best_formats_are_chosen_by_what_was_measured() -> None:
+    samples = {(Side(LEAFAGE, form), "W1"): decoded(rate) for form, rate in (("Q4_1", 290), ("Q4_0", 310))}
+    samples |= {(plan.llamacpp(form), "W1"): decoded(rate) for form, rate in (("Q4_0", 190), ("BF16", 80))}
+    row = rows("best", samples)[0]
+    assert row.note == "Leafage Q4_0 against llama.cpp Q4_0" and row.verdict == "printed"
+
+
+def test_every_row_has_a_name_and_can_be_shown() -> None:
+    sides: Any = SimpleNamespace(settings=SETTINGS)
+    found = Table(Record(), sides, {}).rows(set(plan.ROWS))
+    assert {row.group for row in found} == set(plan.ROWS)
+    assert all(row.problem for row in found), "nothing was measured"
+    lines = [line for line in show.text(found).splitlines() if not line.startswith("    ")]
+    assert len(lines) == len(found), "the header starts with spaces too"
+    for row in found:
+        assert row.title in page._table(page.COLUMNS, [page._row(row.as_dict())])
+
+
+GROWTH = {
+    "date": "2026-01-01T00:00:00",
+    "machine": {"cpu": "a CPU", "threads": 2},
+    "floors": [{"bandwidth": 4e10}],
+    "decode": {
+        "cells": [
+            {"batch": batch, "context": context, "seconds": seconds}
+            for batch, context, seconds in ((1, 128, 0.004), (1, 256, 0.005), (4, 128, None), (4, 256, None))
+        ]
+    },
+    "scheduler": {
+        "context": 512,
+        "cells": [{"sequences": n, "schedule": 1e-5 * n, "update": 2e-5 * n} for n in (1, 9)],
+    },
+}
+
+
+def test_the_page_has_what_was_measured() -> None:
+    samples = {(plan.OURS, "W1"): decoded(300, floors=40e9)}
+    found = rows("w1", samples)
+    compare = {
+        "date": "2026-01-01T00:00:00",
+        "machine": {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**34, "threads": 2, "kernels": "avx512"},
+        "load": {"before": 0.1, "after": 1.9},
+        "repetitions": 3,
+        "versions": {"leafage": "0.1.0"},
+        "rows": [row.as_dict() for row in found],
+        "record": Record(samples, floors={"W1, W2": [bench.Floors(4e10, 9e11, "dot", 2)]}).as_dict(),
+    }
+    text = page.markdown(compare, GROWTH)
+    assert "**75" in text and "| W1, W2 | 40.0 | 900 | dot |" in text
+    assert "| 128 | 4.00 | - |" in text and "| 9 | 90.0 | 180 | 270 | 30.0 |" in text
+    assert "$" not in text
+
+
+def test_plots_are_the_same_for_the_same_figures(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    for draw in (plots.decode, plots.scheduler):
+        for name in ("a.svg", "b.svg"):
+            draw(GROWTH, tmp_path / name)
+        assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+        assert b"<svg" in (tmp_path / "a.svg").read_bytes()
