@@ -98,16 +98,24 @@ static inline Vec activate(Vec g, Activation activation) {
     return g * vsigmoid(2.0f * u);
 }
 
+static void act_mul_row(const float* gate, const float* up, float* out, int width, Activation activation) {
+    for_lanes(width, [&](int i, int n) {
+        Vec y = activate(vload_part(gate + i, n), activation) * vload_part(up + i, n);
+        vstore_part(out + i, y, n);
+    });
+}
+
+// The one op here with work enough in a single row to be split over its columns.
 static void act_mul(const ActMulArgs& a, Worker& worker) {
-    Rows rows = my_rows(a.rows, worker);
-    for (int r = rows.begin; r < rows.end; ++r) {
-        const float* gate = a.x + int64_t(r) * a.ldx;
-        const float* up = gate + a.width;
-        float* out = a.out + int64_t(r) * a.ldo;
-        for_lanes(a.width, [&](int i, int n) {
-            Vec y = activate(vload_part(gate + i, n), a.activation) * vload_part(up + i, n);
-            vstore_part(out + i, y, n);
-        });
+    constexpr int run = 64;
+    const int runs = int(ceil_div(a.width, run));
+    const bool by_rows = a.rows >= worker.count;
+    const Rows rows = by_rows ? my_rows(a.rows, worker) : Rows{0, a.rows};
+    const Rows columns = by_rows ? Rows{0, runs} : my_rows(runs, worker);
+    const int begin = columns.begin * run, end = columns.end == runs ? a.width : columns.end * run;
+    for (int r = rows.begin; r < rows.end && begin < end; ++r) {
+        const float* gate = a.x + int64_t(r) * a.ldx + begin;
+        act_mul_row(gate, gate + a.width, a.out + int64_t(r) * a.ldo + begin, end - begin, a.activation);
     }
 }
 

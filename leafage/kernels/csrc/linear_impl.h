@@ -153,10 +153,17 @@ static void linear(const LinearArgs& a, Worker& worker) {
     if (x.amx) x.amx->end();
 }
 
+// Every line that holds something of a row: a row is one lane of its panel, spread over all of its lines.
+static inline void fetch_row(const PackedWeight& table, int row) {
+    const uint8_t* panel = table.panel(row / kPanel);
+    for (size_t at = 0; at < table.panel_bytes; at += 64) __builtin_prefetch(panel + at);
+}
+
 // Rows of the table: every thread takes whole rows.
 static void embed(const EmbedArgs& a, Worker& worker) {
     const int cols = a.table->cols;
     for (int64_t r; (r = worker.take()) < a.rows;) {
+        fetch_row(*a.table, a.token_ids[r]);
         float* out = a.out + size_t(r) * size_t(a.ldo);
         dequantize_row(*a.table, a.token_ids[r], out);
         if (a.scale != 1.0f)
