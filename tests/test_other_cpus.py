@@ -1,8 +1,13 @@
-"""C1: the extension on CPUs with fewer instructions, emulated. Part of scripts/soak: needs qemu-user."""
+"""C1, C2: the kernels, and the whole engine, on CPUs with other instructions, emulated. Part of scripts/soak.
+
+Needs the packages qemu-user and g++-aarch64-linux-gnu (Debian's names). Without them the tests are skipped,
+but fail under LEAFAGE_REQUIRE_PROGRAMS=1, which scripts/soak sets.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,15 +20,32 @@ pytestmark = pytest.mark.soak
 # The emulator's CPU, OpenBLAS's kernels that run on it, and the variant that must be chosen there.
 MACHINES = [("Haswell", "Haswell", "avx2"), ("Nehalem", "Nehalem", "plain")]
 
+# Architecture, emulated CPU (None: this one), the variant that must be chosen and all that run there.
+DRIVERS = [
+    ("x86_64", "Haswell", ["avx2", "plain"]),
+    ("x86_64", "Nehalem", ["plain"]),
+    ("aarch64", "max", ["neon", "plain"]),
+    ("aarch64", "neoverse-n1", ["neon", "plain"]),
+    ("aarch64", "cortex-a72", ["plain"]),  # no dot products
+]
+REPOSITORY = Path(__file__).parents[1]
+
+
+def program(name: str, package: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        why = f"{name} is missing: install the package {package}"
+        if os.environ.get("LEAFAGE_REQUIRE_PROGRAMS") == "1":
+            pytest.fail(why)
+        pytest.skip(why)
+    return found
+
 
 def emulated(cpu: str, blas: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    qemu = shutil.which("qemu-x86_64")
-    if qemu is None:
-        pytest.fail("qemu-x86_64 is missing: install the package qemu-user")
     environment = {**os.environ, "OPENBLAS_CORETYPE": blas}
     environment.pop("LEAFAGE_KERNELS", None)
     return subprocess.run(
-        [qemu, "-cpu", cpu, sys.executable, *arguments],
+        [program("qemu-x86_64", "qemu-user"), "-cpu", cpu, sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=1800,
@@ -58,3 +80,73 @@ def test_c01_answers_and_names_the_variant(cpu: str, blas: str, variant: str, sm
     assert done.stdout == native.stdout and done.stdout.strip()
     inspect = emulated(cpu, blas, "-m", "leafage", "inspect", str(smollm2_path))
     assert inspect.returncode == 0 and variant in inspect.stdout
+
+
+@pytest.fixture(scope="session")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs and expected outputs of every op, from the NumPy oracles."""
+    path = tmp_path_factory.mktemp("vectors") / "vectors.bin"
+    dump = [sys.executable, "-m", "tests.kernels.driver.dump", str(path)]
+    subprocess.run(dump, cwd=REPOSITORY, check=True, timeout=900)
+    return path
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The kernel driver, a static program, by architecture."""
+    compilers = {"x86_64": program("g++", "g++")}
+    compilers["aarch64"] = program("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    built = {}
+    for architecture, compiler in compilers.items():
+        folder = tmp_path_factory.mktemp(architecture)
+        options = ["-DLEAFAGE_DRIVER=ON", "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_CXX_COMPILER={compiler}"]
+        options.append(f"-DCMAKE_SYSTEM_PROCESSOR={architecture}")
+        cmake = program("cmake", "cmake")
+        for command in (
+            [cmake, "-S", str(REPOSITORY), "-B", str(folder), *options],
+            [cmake, "--build", str(folder), "-j", str(os.cpu_count())],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+            assert "warning:" not in done.stdout + done.stderr
+        built[architecture] = folder / "kernel_driver"
+    return built
+
+
+def drive(command: list[str], vectors: Path) -> tuple[str, dict[tuple[str, str], str]]:
+    """Run the driver: (the chosen variant, {(variant, op): the bits of its results})."""
+    done = subprocess.run([*command, str(vectors)], capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert re.search(r"^total: \d{4,} checks, 0 failed$", done.stdout, re.M), done.stdout[-1000:]
+    lines = re.findall(r"^(\w+) +(\w+) +\d+ checks, 0 failed, bits (\w+)$", done.stdout, re.M)
+    return done.stdout.split()[1].rstrip(";"), {(variant, op): bits for variant, op, bits in lines}
+
+
+@pytest.fixture(scope="session")
+def here(vectors: Path, drivers: dict[str, Path]) -> dict[tuple[str, str], str]:
+    """Every variant of this CPU against the oracles."""
+    return drive([str(drivers["x86_64"])], vectors)[1]
+
+
+def test_c02_all_variants_of_this_cpu_agree_with_the_oracles(here: dict[tuple[str, str], str]) -> None:
+    assert {variant for variant, _ in here} >= {"plain"} and len({op for _, op in here}) == 13
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("architecture", "cpu", "variants"), DRIVERS)
+def test_c01_every_op_agrees_with_the_oracles_on(
+    architecture: str,
+    cpu: str,
+    variants: list[str],
+    vectors: Path,
+    drivers: dict[str, Path],
+    here: dict[tuple[str, str], str],
+) -> None:
+    """A variant's bits are the same on every machine, and NEON's are those of AVX2."""
+    emulator = program(f"qemu-{architecture}", "qemu-user")
+    chosen, bits = drive([emulator, "-cpu", cpu, str(drivers[architecture])], vectors)
+    assert chosen == variants[0]
+    assert {variant for variant, _ in bits} == set(variants)
+    for (variant, op), value in bits.items():
+        twin = here.get(("avx2" if variant == "neon" else variant, op), value)
+        assert value == twin, f"{variant} {op}: other bits than on this CPU"

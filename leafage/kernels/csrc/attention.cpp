@@ -9,7 +9,7 @@ namespace leafage {
 bool bf16_dot_is_fast() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+    return __builtin_cpu_is("amd");
 #else
     return false;
 #endif

@@ -27,8 +27,8 @@ namespace leafage {
 constexpr int kPartition = 16 * kTile;
 constexpr int kMaxHeadDim = 256;
 
-// Whether attention should use bf16 dot products on this CPU (AVX-512 only): AMD issues one or two per cycle,
-// Intel one in two cycles, where two float FMAs do twice the work.
+// Whether attention should use bf16 dot products where the CPU has them: AMD issues one or two per cycle, Intel one
+// in two cycles, where two float FMAs do twice the work.
 bool bf16_dot_is_fast();
 
 // Bytes of one block of one layer.

@@ -121,8 +121,7 @@ void values(const uint16_t* p, int rows, const uint16_t* const* v, int tiles, in
 
 // Linux hands out the tile state on request, once per process.
 bool available() {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") && amx_granted();
+    return cpu_has("amx-bf16") && cpu_has("amx-tile") && amx_granted();
 }
 
 constexpr AttentionAmx kKernels{begin, end, scores, values};

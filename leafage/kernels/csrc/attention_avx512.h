@@ -1,95 +1,21 @@
-// Scores and weighted values, three ways: with bf16 dot products in 512-bit registers (one or two per cycle on
-// AMD), with K and V widened to float (Intel runs a dot product in two cycles, which do twice the work in FMAs),
-// and on AMX tiles.
+// Scores and weighted values in 512-bit registers: K and V widened from bf16 to float, FMA.
 #pragma once
 #include <immintrin.h>
 
-#include "attention_amx.h"
 #include "attention_scratch.h"
 #include "simd16.h"
 
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 
-// Operands are bf16 pairs, sums are float.
-struct Dot {
-    using Operand = uint16_t;
-    static constexpr int kBlockRows = 24;
-    static constexpr int kScoreRows = 8, kValueRows = 6;
-    static constexpr int score_tiles(int rows) { return rows <= 4 ? 4 : 2; }
-    static constexpr int value_blocks(int) { return 4; }
+// out = x, or out * keep[m] + x * take[m] when keep is not null.
+static inline void merge_store(float* out, __m512 x, const float* keep, const float* take, int m) {
+    if (keep != nullptr)
+        x = _mm512_fmadd_ps(_mm512_loadu_ps(out), _mm512_set1_ps(keep[m]),
+                            _mm512_mul_ps(x, _mm512_set1_ps(take[m])));
+    _mm512_storeu_ps(out, x);
+}
 
-    static void store(Operand* p, simd::V16 x) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
-    }
-
-    template <int MR, int NT, bool kAhead>
-    static void scores(const Operand* q, int head_dim, const uint16_t* const* k, const Ahead& ahead, float* s) {
-        __m512 acc[MR][NT];
-#pragma GCC unroll 16
-        for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-            for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_setzero_ps();
-        for (int d = 0; d < head_dim; d += 2) {
-            if (kAhead) ahead.fetch<NT>(d * kTile);
-            __m512bh kv[NT];
-#pragma GCC unroll 4
-            for (int n = 0; n < NT; ++n) kv[n] = (__m512bh)_mm512_loadu_si512(k[n] + d * kTile);
-#pragma GCC unroll 16
-            for (int m = 0; m < MR; ++m) {
-                __m512bh qv = pair(q + m * head_dim + d);
-#pragma GCC unroll 4
-                for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], kv[n], qv);
-            }
-        }
-#pragma GCC unroll 16
-        for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-            for (int n = 0; n < NT; ++n) _mm512_storeu_ps(s + m * kScoreStride + n * kTile, acc[m][n]);
-    }
-
-    template <int MR, int ND>
-    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, float* out,
-                       const float* keep, const float* take) {
-        __m512 acc[MR][ND];
-#pragma GCC unroll 16
-        for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-            for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_setzero_ps();
-        for (int t = 0; t < tiles; ++t)
-            for (int i = 0; i < kTile; i += 2) {
-                __m512bh vv[ND];
-#pragma GCC unroll 4
-                for (int n = 0; n < ND; ++n) vv[n] = (__m512bh)_mm512_loadu_si512(v[t] + i * head_dim + n * 32);
-#pragma GCC unroll 16
-                for (int m = 0; m < MR; ++m) {
-                    __m512bh pv = pair(p + m * (kScoreStride * 2) + t * kTile + i);
-#pragma GCC unroll 4
-                    for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], vv[n], pv);
-                }
-            }
-#pragma GCC unroll 16
-        for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-            for (int n = 0; n < ND; ++n) merge_store(out + m * head_dim + n * 16, acc[m][n], keep, take, m);
-    }
-
-    static void merge_store(float* out, __m512 x, const float* keep, const float* take, int m) {
-        if (keep != nullptr)
-            x = _mm512_fmadd_ps(_mm512_loadu_ps(out), _mm512_set1_ps(keep[m]),
-                                _mm512_mul_ps(x, _mm512_set1_ps(take[m])));
-        _mm512_storeu_ps(out, x);
-    }
-
-  private:
-    static __m512bh pair(const Operand* p) {
-        int32_t x;
-        std::memcpy(&x, p, 4);
-        return (__m512bh)_mm512_set1_epi32(x);
-    }
-};
-
-// Operands are floats.
 struct Fma {
     using Operand = float;
     static constexpr int kBlockRows = 24;
@@ -152,7 +78,7 @@ struct Fma {
 #pragma GCC unroll 16
         for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-            for (int n = 0; n < ND; ++n) Dot::merge_store(out + m * head_dim + n * 16, acc[m][n], keep, take, m);
+            for (int n = 0; n < ND; ++n) merge_store(out + m * head_dim + n * 16, acc[m][n], keep, take, m);
     }
 
   private:
@@ -165,14 +91,6 @@ struct Fma {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
                 _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))))};
     }
-};
-
-// Operands are bf16 pairs; the work is in attention_amx.cpp. A tile instruction adds the products of the first
-// and of the second of each pair apart, so its bits are its own; they do not depend on the other rows.
-struct Amx {
-    using Operand = uint16_t;
-    static constexpr int kBlockRows = 32;
-    static void store(Operand* p, simd::V16 x) { Dot::store(p, x); }
 };
 
 }  // namespace LEAFAGE_ISA_NAMESPACE

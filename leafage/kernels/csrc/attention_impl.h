@@ -1,8 +1,8 @@
 // kv_write and attention, for one instruction set. Contract and layout: attention.h; who does what:
 // attention_plan.h; the work on one partition: attention_task.h.
 #pragma once
-#include "attention_plan.h"
-#include "attention_task.h"
+#include "attention_bf16.h"
+#include "attention_run.h"
 
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
@@ -38,52 +38,16 @@ static void kv_write(const KVWriteArgs& a, Worker& worker) {
     }
 }
 
-template <class A>
-static void attention_by(const AttentionArgs& a, Worker& worker) {
-    Plan plan(a, worker.count, A::kBlockRows);
-    Attend<A> attend(a, plan, *reinterpret_cast<AttentionScratch*>(worker.scratch));
-    for (int round = 0; round < plan.num_rounds; ++round) {
-        int64_t ticket = worker.take(), first = 0, base = 0;
-        for (int i = 0; i < a.num_items; ++i) {
-            ItemPlan item = plan.item(i, base);
-            if (item.split) base += int64_t(a.items[i].num_rows) * a.num_heads;
-            int64_t count = plan.num_tasks(item, round);
-            while (ticket < first + count) {
-                attend.run(plan.task(item, round, int(ticket - first)));
-                ticket = worker.take();
-            }
-            first += count;
-        }
-        if (plan.split_rows == 0) return;
-        worker.barrier();
-        // Row-heads of split items, round robin over the team.
-        base = 0;
-        for (int i = 0; i < a.num_items; ++i) {
-            ItemPlan item = plan.item(i, base);
-            if (!item.split) continue;
-            int rows = a.items[i].num_rows * a.num_heads;
-            for (int r = 0; r < rows; ++r)
-                if ((base + r) % worker.count == worker.index) attend.merge(item, round, r);
-            base += rows;
-        }
-        if (round + 1 < plan.num_rounds) worker.barrier();
-    }
-}
-
 #if defined(LEAFAGE_AVX512)
-void attention_dot(const AttentionArgs& a, Worker& worker) { attention_by<Dot>(a, worker); }
 void attention_fma(const AttentionArgs& a, Worker& worker) { attention_by<Fma>(a, worker); }
-void attention_tiles(const AttentionArgs& a, Worker& worker) {
-    attention_amx()->begin();
-    attention_by<Amx>(a, worker);
-    attention_amx()->end();
-}
 // The bits differ: chosen once per machine, never per call.
 static void attention(const AttentionArgs& a, Worker& worker) {
-    static const auto way = attention_amx() != nullptr ? attention_tiles : bf16_dot_is_fast() ? attention_dot : attention_fma;
+    static const AttentionWay way = attention_tiles()                       ? attention_tiles()
+                                    : attention_dot() && bf16_dot_is_fast() ? attention_dot()
+                                                                            : attention_fma;
     way(a, worker);
 }
-#elif defined(LEAFAGE_AVX2)
+#elif defined(LEAFAGE_AVX2) || defined(LEAFAGE_NEON)
 static void attention(const AttentionArgs& a, Worker& worker) { attention_by<Fma>(a, worker); }
 #else
 static void attention(const AttentionArgs& a, Worker& worker) { attention_by<Plain>(a, worker); }

@@ -4,10 +4,14 @@
 
 #include "attention_plan.h"
 #include "attention_tiles.h"
-#if defined(LEAFAGE_AVX512)
+#if defined(LEAFAGE_BF16)
+#include "attention_dot.h"
+#elif defined(LEAFAGE_AVX512)
 #include "attention_avx512.h"
 #elif defined(LEAFAGE_AVX2)
 #include "attention_avx2.h"
+#elif defined(LEAFAGE_NEON)
+#include "attention_neon.h"
 #else
 #include "attention_plain.h"
 #endif
@@ -23,7 +27,7 @@ constexpr int fewer_rows(int rows) {
     return rows > 12 ? 12 : rows > 8 ? 8 : rows > 6 ? 6 : rows > 4 ? 4 : rows - 1;
 }
 
-#if defined(LEAFAGE_AVX512)
+#if defined(LEAFAGE_BF16)
 static inline int score_rows(const uint16_t* q, int hd, const Tiles& tiles, bool ahead, float* s) {
     attention_amx()->scores(q, hd, tiles.k, tiles.count, ahead ? tiles.v : nullptr, s);
     return 16;
@@ -282,7 +286,7 @@ class Attend {
 
     // Scores of some of the next `rows` rows; how many.
     int scores(const Operand* q, int rows, const Tiles& tiles, bool ahead, float* s) const {
-#if defined(LEAFAGE_AVX512)
+#if defined(LEAFAGE_BF16)
         if constexpr (std::is_same_v<A, Amx>) return score_rows(q, a_.kv.head_dim, tiles, ahead, s);
         else
 #endif
@@ -295,7 +299,7 @@ class Attend {
         auto* p = reinterpret_cast<const Operand*>(s_.scores + row * kScoreStride);
         acc += row * hd;
         if (keep != nullptr) keep += row;
-#if defined(LEAFAGE_AVX512)
+#if defined(LEAFAGE_BF16)
         if constexpr (std::is_same_v<A, Amx>) return value_rows(p, rows, v, tiles, hd, acc, keep, s_.take + row);
         else
 #endif

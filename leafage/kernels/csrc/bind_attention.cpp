@@ -17,7 +17,8 @@
 #include <vector>
 
 #include "attention.h"
-#include "attention_amx.h"
+#include "attention_bf16.h"
+#include "cpu.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -26,10 +27,8 @@ namespace leafage {
 
 #if defined(__x86_64__)
 namespace isa_avx512 {
-void attention_dot(const AttentionArgs& a, Worker& worker);
 void attention_fma(const AttentionArgs& a, Worker& worker);
-void attention_tiles(const AttentionArgs& a, Worker& worker);
-}  // namespace isa_avx512
+}
 #endif
 
 namespace {
@@ -50,29 +49,38 @@ Team& team(int num_threads) {
     return *found;
 }
 
+// Ways of computing attention that run here, as tables. Tests reach all of the AVX-512 variant, whichever this CPU
+// prefers.
+const std::map<std::string, Kernels>& ways() {
+    static const std::map<std::string, Kernels> found = [] {
+        std::map<std::string, Kernels> ways;
+        auto add = [&](const std::string& name, const Kernels& table, AttentionWay way) {
+            ways[name] = table;
+            if (way != nullptr) ways[name].attention = way;
+        };
+        for (const auto& name : variants()) {
+            const Kernels& table = *find_variant(name);
+            if (name != "avx512") {
+                add(name, table, nullptr);
+                continue;
+            }
 #if defined(__x86_64__)
-Kernels with_attention(Kernels table, void (*attention)(const AttentionArgs&, Worker&)) {
-    table.attention = attention;
-    return table;
-}
+            add("avx512-fma", table, &isa_avx512::attention_fma);
 #endif
+            if (attention_dot() != nullptr) add("avx512-dot", table, attention_dot());
+            if (attention_tiles() != nullptr) add("avx512-amx", table, attention_tiles());
+        }
+        return ways;
+    }();
+    return found;
+}
 
-// Tests reach all ways of the AVX-512 variant, whichever this CPU prefers.
 const Kernels& variant(const std::string& name) {
     if (name.empty()) return kernels();
-    for (const Kernels* table : {kernels_avx512(), kernels_avx2(), kernels_plain()})
-        if (table != nullptr && name == table->name) return *table;
-#if defined(__x86_64__)
-    if (kernels_avx512() != nullptr) {
-        static const Kernels dot = with_attention(*kernels_avx512(), &isa_avx512::attention_dot);
-        static const Kernels fma = with_attention(*kernels_avx512(), &isa_avx512::attention_fma);
-        if (name == "avx512-dot") return dot;
-        static const Kernels tiles = with_attention(*kernels_avx512(), &isa_avx512::attention_tiles);
-        if (name == "avx512-fma") return fma;
-        if (name == "avx512-amx" && attention_amx() != nullptr) return tiles;
-    }
-#endif
-    throw std::invalid_argument("no such kernel variant was built: " + name);
+    if (const Kernels* table = find_variant(name)) return *table;
+    auto way = ways().find(name);
+    if (way == ways().end()) throw std::invalid_argument("no such kernel variant here: " + name);
+    return way->second;
 }
 
 KVLayer layer(const Pool& pool, int block_size, int num_kv_heads, int head_dim) {
@@ -142,17 +150,7 @@ void bind_attention(nb::module_& m) {
           "tables"_a, "num_threads"_a, "variant"_a, "shared_bytes"_a, "repeat"_a);
     m.def("attention_variants", [] {
         std::vector<std::string> names;
-#if defined(__x86_64__)
-        __builtin_cpu_init();
-        if (kernels_avx512() != nullptr && __builtin_cpu_supports("avx512vnni")) {
-            names.emplace_back("avx512-fma");
-            if (__builtin_cpu_supports("avx512bf16")) names.emplace_back("avx512-dot");
-            if (attention_amx() != nullptr) names.emplace_back("avx512-amx");
-        }
-        if (kernels_avx2() != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-            names.emplace_back("avx2");
-#endif
-        names.emplace_back("plain");
+        for (const auto& way : ways()) names.push_back(way.first);
         return names;
     }, "Ways of computing attention that run on this CPU; 'avx512' is one of those that begin so, by CPU.");
     m.attr("MAX_HEAD_DIM") = kMaxHeadDim;

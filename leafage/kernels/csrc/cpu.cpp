@@ -1,55 +1,73 @@
-// Which instruction set runs: detected once, overridable for tests.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include "cpu.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <stdexcept>
-#include <string>
-#include <vector>
+#include <cstring>
 
-#include "kernels.h"
-
-namespace nb = nanobind;
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace leafage {
 
 namespace {
 
-bool runs_here(const std::string& name) {
+// Whether a list like "a,b" holds a name.
+bool lists(const char* list, const char* name) {
+    for (size_t n = std::strlen(name); list != nullptr; list = std::strchr(list, ',')) {
+        if (*list == ',') ++list;
+        if (std::strncmp(list, name, n) == 0 && (list[n] == ',' || list[n] == 0)) return true;
+    }
+    return false;
+}
+
+std::vector<std::string> detect() {
+    std::vector<std::string> found;
+    const char* without = std::getenv("LEAFAGE_CPU_WITHOUT");
+    auto note = [&](const char* name, bool has) {
+        if (has && !lists(without, name)) found.emplace_back(name);
+    };
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (name == "avx2") return avx2;
-    if (name == "avx512")
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+#define LEAFAGE_FEATURE(name) note(name, __builtin_cpu_supports(name))
+    LEAFAGE_FEATURE("avx2");
+    LEAFAGE_FEATURE("fma");
+    LEAFAGE_FEATURE("bmi2");
+    LEAFAGE_FEATURE("avx512f");
+    LEAFAGE_FEATURE("avx512bw");
+    LEAFAGE_FEATURE("avx512vl");
+    LEAFAGE_FEATURE("avx512dq");
+    LEAFAGE_FEATURE("avx512vnni");
+    LEAFAGE_FEATURE("avx512bf16");
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+    LEAFAGE_FEATURE("amx-tile");
+    LEAFAGE_FEATURE("amx-int8");
+    LEAFAGE_FEATURE("amx-bf16");
 #endif
+#undef LEAFAGE_FEATURE
+#elif defined(__aarch64__) && defined(__linux__)
+    note("asimddp", getauxval(AT_HWCAP) & HWCAP_ASIMDDP);
+#endif
+    return found;
+}
+
+bool runs_here(const std::string& name) {
+    auto all = [](std::initializer_list<const char*> features) {
+        return std::all_of(features.begin(), features.end(), cpu_has);
+    };
+    if (name == "avx2") return all({"avx2", "fma", "bmi2"});
+    if (name == "avx512")
+        return runs_here("avx2") && all({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"});
+    if (name == "neon") return cpu_has("asimddp");
     return name == "plain";
-}
-
-const Kernels* by_name(const std::string& name) {
-    if (name == "avx512") return kernels_avx512();
-    if (name == "avx2") return kernels_avx2();
-    if (name == "plain") return kernels_plain();
-    return nullptr;
-}
-
-std::vector<std::string> variants() {
-    std::vector<std::string> names;
-    for (const char* name : {"avx512", "avx2", "plain"})
-        if (by_name(name) != nullptr && runs_here(name)) names.emplace_back(name);
-    return names;
 }
 
 // The best variant, or the one that LEAFAGE_KERNELS names when it runs here.
 const Kernels* first_choice() {
-    auto names = variants();
     const char* wanted = std::getenv("LEAFAGE_KERNELS");
-    for (const auto& name : names)
-        if (wanted != nullptr && name == wanted) return by_name(name);
-    return by_name(names.front());
+    if (wanted != nullptr)
+        if (const Kernels* table = find_variant(wanted)) return table;
+    return find_variant(variants().front());
 }
 
 const Kernels*& chosen() {
@@ -59,40 +77,30 @@ const Kernels*& chosen() {
 
 }  // namespace
 
-const Kernels& kernels() { return *chosen(); }
-
-void bind_cpu(nb::module_& m) {
-    m.def("variants", &variants, "Instruction-set variants that are built and run on this CPU, best first.");
-    m.def("variant", [] { return std::string(kernels().name); });
-    m.def("set_variant", [](const std::string& name) {
-        for (const auto& known : variants())
-            if (known == name) {
-                chosen() = by_name(name);
-                return;
-            }
-        throw std::invalid_argument("no such kernel variant here: " + name);
-    });
-    m.def("cpu_features", [] {
-        std::vector<std::string> found;
-#if defined(__x86_64__)
-        __builtin_cpu_init();
-#define LEAFAGE_FEATURE(name) \
-    if (__builtin_cpu_supports(name)) found.emplace_back(name)
-        LEAFAGE_FEATURE("avx2");
-        LEAFAGE_FEATURE("fma");
-        LEAFAGE_FEATURE("avx512f");
-        LEAFAGE_FEATURE("avx512bw");
-        LEAFAGE_FEATURE("avx512vl");
-        LEAFAGE_FEATURE("avx512vnni");
-        LEAFAGE_FEATURE("avx512bf16");
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
-        LEAFAGE_FEATURE("amx-int8");
-        LEAFAGE_FEATURE("amx-bf16");
-#endif
-#undef LEAFAGE_FEATURE
-#endif
-        return found;
-    });
+const std::vector<std::string>& cpu_features() {
+    static const std::vector<std::string> found = detect();
+    return found;
 }
+
+bool cpu_has(const char* feature) {
+    const auto& found = cpu_features();
+    return std::find(found.begin(), found.end(), feature) != found.end();
+}
+
+const Kernels* find_variant(const std::string& name) {
+    for (const Kernels* table : {kernels_avx512(), kernels_avx2(), kernels_neon(), kernels_plain()})
+        if (table != nullptr && name == table->name && runs_here(name)) return table;
+    return nullptr;
+}
+
+std::vector<std::string> variants() {
+    std::vector<std::string> names;
+    for (const char* name : {"avx512", "avx2", "neon", "plain"})
+        if (find_variant(name) != nullptr) names.emplace_back(name);
+    return names;
+}
+
+const Kernels& kernels() { return *chosen(); }
+void set_variant(const Kernels& table) { chosen() = &table; }
 
 }  // namespace leafage

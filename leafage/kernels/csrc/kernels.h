@@ -134,7 +134,12 @@ struct Kernels {
 // Null when the variant was not built.
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx2();
+const Kernels* kernels_neon();
 const Kernels* kernels_plain();
+
+// Whether this CPU has a feature that kernels ask for, by GCC's name (x86) or Linux's (ARM), and the environment variable
+// LEAFAGE_CPU_WITHOUT does not list it (comma between several): a test's way to a smaller CPU.
+bool cpu_has(const char* feature);
 
 // The table chosen at import (or by set_variant); CPU features decide.
 const Kernels& kernels();

@@ -150,8 +150,7 @@ void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile
 }
 
 bool available() {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-tile") && amx_granted();
+    return cpu_has("amx-int8") && cpu_has("amx-tile") && amx_granted();
 }
 
 #endif

@@ -323,6 +323,8 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
 }
 
 #include "linear_direct_impl.h"
+template <Dtype T>
+constexpr auto direct_any = direct_unpacked<T>;
 
 // acc (both chains of it) plus bias into the output, or added to it.
 static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,

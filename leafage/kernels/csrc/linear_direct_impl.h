@@ -1,8 +1,8 @@
-// `direct` for instruction sets that unpack to memory first. Included inside their namespace.
+// `direct` by unpacking to memory first. Included inside the namespace of an instruction set.
 
 // A few groups at a time through a buffer near the core.
 template <Dtype T>
-static void direct_any(int rows, const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* acc) {
+static void direct_unpacked(int rows, const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* acc) {
     constexpr Format f = format_of(T);
     constexpr int step = f.quantized() ? 8 : 128;
     alignas(64) uint8_t buffer[8 * unpacked_bytes(2, true) > 128 * 64 ? 8 * unpacked_bytes(2, true) : 128 * 64];

@@ -10,6 +10,8 @@
 #define LEAFAGE_HAS_AMX 0
 #if defined(LEAFAGE_AVX2)
 #include "linear_avx2_impl.h"
+#elif defined(LEAFAGE_NEON)
+#include "linear_neon_impl.h"
 #else
 #include "linear_plain_impl.h"
 #endif

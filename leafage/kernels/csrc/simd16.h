@@ -4,6 +4,8 @@
 #pragma once
 #if defined(LEAFAGE_AVX512) || defined(LEAFAGE_AVX2)
 #include <immintrin.h>
+#elif defined(LEAFAGE_NEON)
+#include <arm_neon.h>
 #endif
 #include <cstdint>
 #include <cstring>
@@ -158,7 +160,14 @@ static inline V16 div(V16 a, const V16& b) {
     LEAFAGE_EACH(i) a.v[i] /= b.v[i];
     return a;
 }
+#if defined(LEAFAGE_NEON)
+static inline V16 fma(const V16& a, const V16& b, V16 c) {
+    LEAFAGE_EACH(i) c.v[i] = (F4)vfmaq_f32((float32x4_t)c.v[i], (float32x4_t)a.v[i], (float32x4_t)b.v[i]);
+    return c;
+}
+#else
 static inline V16 fma(const V16& a, const V16& b, const V16& c) { return add(mul(a, b), c); }
+#endif
 static inline V16 max(V16 a, const V16& b) {
     LEAFAGE_EACH(i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
     return a;
@@ -192,9 +201,14 @@ static inline V16 scale_exp2(V16 poly, const V16& /*n*/, const V16& rounded, con
     return poly;
 }
 static inline void store_bf16(uint16_t* p, const V16& a) {
-    float x[16];
-    store(x, a);
-    for (int i = 0; i < 16; ++i) p[i] = f32_to_bf16(x[i]);
+    typedef uint32_t U4 __attribute__((vector_size(16)));
+    typedef uint16_t H4 __attribute__((vector_size(8)));
+    LEAFAGE_EACH(i) {
+        U4 u = (U4)a.v[i];
+        U4 rounded = u + 0x7fff + (u >> 16 & 1), nan = (U4)(a.v[i] != a.v[i]);
+        H4 h = __builtin_convertvector(((rounded & ~nan) | ((u | 64 << 16) & nan)) >> 16, H4);
+        std::memcpy(p + 4 * i, &h, sizeof h);
+    }
 }
 #undef LEAFAGE_EACH
 
