@@ -161,35 +161,41 @@ class Scheduler:
         self._step += 1
         self.counters.steps += 1
         self.kv.begin_step(self._step)
-        decodes: list[Chunk] = []
-        prompts: list[Chunk] = []
+        chunks: list[Chunk] = []
         num_preemptions = self.counters.preemptions
-        budget = self._schedule_decodes(decodes, self.max_num_batched_tokens)
-        budget = self._schedule_prompts(prompts, budget)
-        if self.counters.preemptions == num_preemptions:
-            budget = self._admit(prompts, budget)
-        self._spend_rest(prompts, budget)
-        self._chunks = decodes + prompts
-        batch = Batch([build_item(chunk) for chunk in self._chunks], self.kv.copies)
+        budget, prefilling = self._schedule_decodes(chunks, self.max_num_batched_tokens)
+        if prefilling or self.roster.waiting:
+            prompts: list[Chunk] = []
+            budget = self._schedule_prompts(prefilling, prompts, budget)
+            if self.counters.preemptions == num_preemptions:
+                budget = self._admit(prompts, budget)
+            self._spend_rest(prompts, budget)
+            chunks += prompts
+        batch = Batch([build_item(chunk) for chunk in chunks], self.kv.copies)
         assert batch.items or not self.roster, "requests wait and nothing runs"
         if batch.items:
             batch.released = self._released
             self._released = []
-        self._in_flight = batch
+        self._in_flight, self._chunks = batch, chunks
         return batch
 
-    def _schedule_decodes(self, chunks: list[Chunk], budget: int) -> int:
-        """Gangs that only await their next tokens, oldest first, whole gangs. Returns the budget left."""
-        kv = self.kv
-        size = kv.block_size
+    def _schedule_decodes(self, chunks: list[Chunk], budget: int) -> tuple[int, list[Request]]:
+        """Gangs that only await their next tokens, oldest first, whole. Budget left, and the other gangs."""
+        kv, size = self.kv, self.kv.block_size
+        prefilling: list[Request] = []
+        spent = False
         for request in self.roster.running[:]:
-            if request.prefilling or request.status is not RequestStatus.RUNNING:
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted by an earlier one
+            if request.prefilling:
+                prefilling.append(request)
                 continue
             members = request.sequences
             if len(members) > 1:
                 members = request.live
-            if len(members) > budget:
-                break
+            spent = spent or len(members) > budget
+            if spent:
+                continue
             request.visited = self._step
             if len(request.sequences) > 1 or len(members[0].block_table) * size < len(members[0].tokens):
                 if not self._make_room(request, members):
@@ -203,11 +209,10 @@ class Scheduler:
                 seq.num_planned = end
                 chunks.append(Chunk(request, seq, seq.num_computed, end))
             budget -= len(members)
-        return budget
+        return budget, prefilling
 
-    def _schedule_prompts(self, chunks: list[Chunk], budget: int) -> int:
+    def _schedule_prompts(self, prefilling: list[Request], chunks: list[Chunk], budget: int) -> int:
         """Running gangs with more tokens to compute than their last ones. Returns the budget left."""
-        prefilling = [request for request in self.roster.running if request.prefilling]
         for i, request in enumerate(prefilling):
             if budget == 0:
                 break
@@ -352,7 +357,7 @@ class Scheduler:
         self._in_flight = None
         for chunk, result in zip(self._chunks, output.items, strict=True):
             request, seq = chunk.request, chunk.seq
-            if request.request_id in dropped:
+            if dropped and request.request_id in dropped:
                 continue
             seq.num_computed = chunk.end
             if request.prefilling:
@@ -403,14 +408,14 @@ class Scheduler:
 
         Returns the ids of all of them: their results of this step do not count.
         """
-        failed = {transfer.seq_id for transfer in output.failed_transfers}
         errors = {
             chunk.request.request_id: result.row_error
             for chunk, result in zip(self._chunks, output.items, strict=True)
             if result.row_error is not None
         }
-        if not failed and not errors:
+        if not errors and not output.failed_transfers:
             return set()
+        failed = {transfer.seq_id for transfer in output.failed_transfers}
         again: set[str] = set()
         for request in self.roster.running:
             for seq in request.live:

@@ -103,6 +103,8 @@ class EngineThread:
 
     def _next_commands(self) -> bool:
         """Run what was asked for, sleeping while there is nothing to do. False when it is time to stop."""
+        if not (self._commands or self._closing) and self._engine.has_unfinished:
+            return True  # without the lock: who comes now is seen before the next step
         with self._wake:
             while not (self._commands or self._closing or self._engine.has_unfinished):
                 self._wake.wait()
