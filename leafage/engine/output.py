@@ -96,7 +96,10 @@ Sink = Callable[[RequestOutput], None]
 
 @dataclass(slots=True, eq=False)
 class _SequenceState:
-    """A sequence's output so far, or, streaming, what of it was not sent yet."""
+    """A sequence's output so far, or, streaming, what of it was not sent yet.
+
+    Text is made when it is sent: until then `text` lags behind the `num_tokens` that came.
+    """
 
     index: int
     seed: int
@@ -192,6 +195,7 @@ class OutputProcessor:
         for sequence in ended:
             sequence.finish = reason
             with suppress(Exception):  # the reason given is the one that matters
+                _decode(sequence, 0)
                 sequence.text.finish()
                 sequence.pieces.append(sequence.text.take())
         state.num_running = 0
@@ -212,49 +216,40 @@ class OutputProcessor:
         if delta.prompt_logprobs and state.prompt_logprobs is not None:
             count = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += [self._logprob_dict(token, count) for token in delta.prompt_logprobs]
-        finish = delta.finish
         if delta.tokens:
-            finish = self._append(state, sequence, delta.tokens, finish)
-        elif finish is not None:
-            sequence.text.finish()
-        sequence.pieces.append(sequence.text.take())
+            self._append(state, sequence, delta.tokens)
+        finish = delta.finish
+        if finish is None and not (state.stream and delta.tokens):
+            return
+        self._make_text(sequence, finish)
         if finish is not None:
-            sequence.finish = finish
             state.num_running -= 1
             if state.num_running == 0:
                 self._drop(state)
         if state.stream:
-            if delta.tokens or finish is not None:
-                self._send(state, [sequence])
+            self._send(state, [sequence])
         elif state.num_running == 0:
             self._send(state, state.sequences)
 
-    def _append(
-        self,
-        state: _RequestState,
-        sequence: _SequenceState,
-        tokens: list[SampledToken],
-        finish: FinishReason | None,
-    ) -> FinishReason | None:
-        """Tokens into text and output. A stop string that only shows here turns the finish into 'stop'."""
-        text = sequence.text
-        by_id = _ended_by_id(finish)
-        before = sequence.num_tokens
-        end = before + len(tokens)
-        # The stop check has pushed the tokens of sequences with stop strings already.
-        for position in range(text.num_tokens, end - by_id):
-            stop = text.push(tokens[position - before].token_id)
-            if stop is not None and finish is not None:
-                finish = FinishReason(FinishKind.STOP, stop)
-        sequence.num_tokens = end
-        if finish is not None:
-            text.finish(tokens[-1].token_id if by_id else None)
+    def _append(self, state: _RequestState, sequence: _SequenceState, tokens: list[SampledToken]) -> None:
+        sequence.num_tokens += len(tokens)
         sequence.token_ids += [token.token_id for token in tokens]
         if sequence.logprobs is not None:
             count = state.request.params.logprobs or 0
             sequence.logprobs += [self._logprob_dict(token, count) for token in tokens]
             sequence.cumulative_logprob += sum(token.logprob for token in tokens)
-        return finish
+
+    def _make_text(self, sequence: _SequenceState, finish: FinishReason | None) -> None:
+        """Tokens into text. A stop string that only shows here turns the finish into 'stop'."""
+        text = sequence.text
+        by_id = _ended_by_id(finish)
+        stop = _decode(sequence, by_id)
+        if finish is not None:
+            if stop is not None:
+                finish = FinishReason(FinishKind.STOP, stop)
+            text.finish(sequence.token_ids[-1] if by_id else None)
+            sequence.finish = finish
+        sequence.pieces.append(text.take())
 
     def _send(self, state: _RequestState, sequences: list[_SequenceState]) -> None:
         outputs = [_completion(sequence) for sequence in sequences]
@@ -309,6 +304,20 @@ class _NoText:
 
     def flush(self) -> str:
         return ""
+
+
+def _decode(sequence: _SequenceState, num_left_out: int) -> str | None:
+    """Push what is not in the text yet, but for the last `num_left_out`; returns the stop string it ends.
+
+    The stop check has pushed the tokens of sequences with stop strings already.
+    """
+    text = sequence.text
+    stop = None
+    token_ids = sequence.token_ids
+    end = len(token_ids) - num_left_out
+    for i in range(len(token_ids) - (sequence.num_tokens - text.num_tokens), end):
+        stop = text.push(token_ids[i]) or stop
+    return stop
 
 
 def _ended_by_id(finish: FinishReason | None) -> bool:

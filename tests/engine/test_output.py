@@ -207,14 +207,34 @@ def test_deltas_of_unknown_requests_are_dropped(side: Side) -> None:
     assert side.give("x", request_id="gone") == []
 
 
-def test_undecodable_token_ends_its_request_and_no_other(side: Side) -> None:
-    side.add("bad")
+@pytest.mark.parametrize("stream", [False, True])
+def test_undecodable_token_ends_its_request_and_no_other(side: Side, stream: bool) -> None:
+    side.add("bad", stream=stream)
     side.add("good")
-    assert side.give([258], request_id="bad") == ["bad"]
+    assert side.give([258], None if stream else LENGTH, request_id="bad") == ["bad"]
     side.give("fine", LENGTH, request_id="good")
     bad, good = side.seen
     assert bad.outputs[0].finish_reason == "error" and "KeyError" in str(bad.error)
     assert good.outputs[0].text == "fine" and good.error is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("end", ["finish", "stop", "abort"])
+def test_text_is_made_when_it_is_sent(side: Side, stream: bool, end: str) -> None:
+    """Whoever reads only the end pays nothing before; what was sent is the same."""
+    side.add("r", stream=stream)
+    side.give("caf", request_id="r")
+    side.give([0xC3 + 3], request_id="r")
+    made = [text.text.num_tokens for text in side.processor._requests["r"].sequences]
+    assert made == [4 if stream else 0]
+    if end == "abort":
+        side.processor.end("r", FinishReason(FinishKind.ABORT))
+        assert "".join(o.outputs[0].text for o in side.seen) == "caf\ufffd"
+        return
+    last, why = ([0xA9 + 3, 0], EOS) if end == "stop" else ([0xA9 + 3], LENGTH)
+    side.give(last, why, request_id="r")
+    assert "".join(o.outputs[0].text for o in side.seen) == "caf\u00e9"
+    assert [t for o in side.seen for t in o.outputs[0].token_ids][-1] == last[-1]
 
 
 def test_a_sink_that_raises_fails_its_request_and_no_other(side: Side) -> None:
