@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +14,12 @@ from leafage.core.batch import Batch
 from leafage.core.request import Delta, Request
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.step_times import PARTS, StepTimes
+from leafage.engine.engine_thread import EngineThread
 from leafage.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from leafage.engine.engine import Observer
+    from leafage.engine.output import RequestOutput
     from leafage.llm import LLM
 
 BATCH_SIZES = (1, 64, 256)
@@ -53,10 +57,11 @@ class Overhead:
 
 
 def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Overhead:
-    """Decode `batch_size` greedy requests together, several times, and time the parts of each step.
+    """Decode `batch_size` greedy streams together, several times, and time the parts of each step.
 
-    Prompts are random and their lengths differ, so that block boundaries fall into different steps. Only
-    steps count that compute one token of every request.
+    Every step makes text and outputs for all of them and hands these to a list. Prompts are random and their
+    lengths differ, so that block boundaries fall into different steps. Only steps count that compute one
+    token of every request. The LLM must be idle: its engine runs on a thread of its own here.
 
     Raises:
         InvalidParameterError: the engine does not run that many sequences at once.
@@ -83,7 +88,7 @@ def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Over
         log = _Log(engine.times, watched)
         engine.observer = log
         try:
-            llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+            _stream(llm, prompts, params)
         finally:
             engine.observer = watched
         measured = log.decode_steps(batch_size)
@@ -96,6 +101,30 @@ def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Over
     result.native = {part: seconds for part, seconds in native.items() if seconds > 0}
     result.mean = statistics.mean(sum(step.outside) for step in steps)
     return result
+
+
+def _stream(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> None:
+    """Run them together to their end."""
+    build = llm.build
+    thread = EngineThread(build.engine, build.outputs)
+    ended = threading.Semaphore(0)
+
+    def sink(outputs: list[RequestOutput], output: RequestOutput) -> None:
+        outputs.append(output)
+        if output.finished:
+            ended.release()
+
+    new = [build.inputs.request(f"stream-{i}", ids, params) for i, ids in enumerate(prompts)]
+    answers: list[list[RequestOutput]] = [[] for _ in prompts]
+    try:
+        thread.submit(new, [partial(sink, answer) for answer in answers], stream=True).result()
+        for _ in prompts:
+            ended.acquire()
+    finally:
+        thread.close()
+    for answer in answers:
+        tokens = sum(len(output.outputs[0].token_ids) for output in answer)
+        assert tokens == params.max_tokens, f"expected {params.max_tokens} tokens, got {tokens}"
 
 
 def _prompts(seed: int, count: int, vocab_size: int) -> list[list[int]]:

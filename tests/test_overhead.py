@@ -28,7 +28,7 @@ def test_full_decode_steps_are_timed_part_by_part(llm: LLM) -> None:
     result = measure_overhead(llm, 5, repetitions=2)
     assert tuple(result.outside) == PARTS
     # One lap each, of one second. Nobody comes in between, and the executor of the rig has none.
-    laps = {"schedule", "update", "output", "deliver"}
+    laps = {"schedule", "update", "detokenize", "deliver"}
     assert {part for part, seconds in result.outside.items() if seconds == 1.0} == laps
     assert result.total == result.mean == len(laps) and result.native == {}
     assert len(result.totals) == 2 and result.num_steps >= 2 * 40

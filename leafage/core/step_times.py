@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-PARTS = ("accept", "schedule", "inputs", "forward", "sample", "update", "output", "deliver")
+PARTS = ("accept", "schedule", "inputs", "forward", "sample", "update", "detokenize", "deliver")
 
 
 class StepTimes:
     """Plain counters of seconds. The core knows no clock, so whoever measures gives one.
 
     The loop calls `lap` at the end of each part: `accept` (new requests and aborts), `schedule`, `inputs` (a
-    step's arrays), `forward`, `sample`, `update`, `output` (text and results), `deliver` (waking who waits).
+    step's arrays), `forward`, `sample`, `update`, `detokenize` (text and outputs), `deliver` (to who waits).
 
     Args:
         now: seconds; without one all times stay 0.

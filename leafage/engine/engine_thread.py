@@ -89,9 +89,10 @@ class EngineThread:
                 if not self._engine.has_unfinished:
                     continue
                 deltas = self._engine.step()
-                for request_id in self._outputs.process(deltas):
+                failed = self._outputs.process(deltas)
+                self._times.lap("detokenize")
+                for request_id in failed + self._outputs.deliver():
                     self._engine.abort(request_id)
-                self._times.lap("output")
                 if self._after_step is not None:
                     self._after_step()
                 self._times.lap("deliver")

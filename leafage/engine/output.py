@@ -141,6 +141,7 @@ class OutputProcessor:
         self._stop_check = stop_check
         self._metrics = metrics
         self._requests: dict[str, _RequestState] = {}
+        self._outbox: list[tuple[_RequestState, RequestOutput]] = []
         self._token_texts: dict[int, str] = {}
 
     def add(self, request: Request, prompt: str | None, sink: Sink, *, stream: bool) -> None:
@@ -172,7 +173,7 @@ class OutputProcessor:
         )
 
     def process(self, deltas: list[Delta]) -> list[str]:
-        """Hand on what a step gave. Returns ids of requests that failed here: the engine must abort them."""
+        """Make outputs of what a step gave. Returns ids of requests that failed: the engine aborts them."""
         failed: list[str] = []
         for delta in deltas:
             state = self._requests.get(delta.request_id)
@@ -182,14 +183,30 @@ class OutputProcessor:
                 self._apply(state, delta)
             except Exception as error:
                 failed.append(delta.request_id)
-                self.end(delta.request_id, FinishReason(FinishKind.ERROR, error=output_error(error)))
+                self._end(state, FinishReason(FinishKind.ERROR, error=output_error(error)))
+        return failed
+
+    def deliver(self) -> list[str]:
+        """Give the sinks what `process` made. Returns ids of requests whose sink failed, to abort as well."""
+        failed: list[str] = []
+        for state, output in self._outbox:  # a failure adds to it
+            try:
+                state.sink(output)
+            except Exception as error:
+                if self._requests.get(output.request_id) is state:  # else it has nobody to tell
+                    failed.append(output.request_id)
+                    self._end(state, FinishReason(FinishKind.ERROR, error=output_error(error)))
+        self._outbox.clear()
         return failed
 
     def end(self, request_id: str, reason: FinishReason) -> None:
         """End a request that the engine no longer has (abort, failure) with what it has so far."""
         state = self._requests.get(request_id)
-        if state is None:
-            return
+        if state is not None:
+            self._end(state, reason)
+            self.deliver()
+
+    def _end(self, state: _RequestState, reason: FinishReason) -> None:
         self._drop(state)
         ended = [sequence for sequence in state.sequences if sequence.finish is None]
         for sequence in ended:
@@ -199,8 +216,7 @@ class OutputProcessor:
                 sequence.text.finish()
                 sequence.pieces.append(sequence.text.take())
         state.num_running = 0
-        with suppress(Exception):  # a sink that fails has nobody to tell
-            self._send(state, ended if state.stream else state.sequences)
+        self._send(state, ended if state.stream else state.sequences)
 
     def _drop(self, state: _RequestState) -> None:
         del self._requests[state.request.request_id]
@@ -264,18 +280,17 @@ class OutputProcessor:
                 prompt_logprobs = None
             else:
                 state.prompt_logprobs_sent = True
-        state.sink(
-            RequestOutput(
-                state.request.request_id,
-                state.prompt,
-                state.request.prompt_token_ids,
-                outputs,
-                finished=state.num_running == 0,
-                num_cached_tokens=state.request.num_cached or 0,
-                prompt_logprobs=prompt_logprobs,
-                metrics=state.metrics,
-            )
+        output = RequestOutput(
+            state.request.request_id,
+            state.prompt,
+            state.request.prompt_token_ids,
+            outputs,
+            finished=state.num_running == 0,
+            num_cached_tokens=state.request.num_cached or 0,
+            prompt_logprobs=prompt_logprobs,
+            metrics=state.metrics,
         )
+        self._outbox.append((state, output))
 
     def _logprob_dict(self, token: SampledToken, count: int) -> LogprobDict:
         """vLLM's shape: the token itself first, then the `count` best, each once."""

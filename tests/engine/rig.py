@@ -122,7 +122,7 @@ class Rig:
         while self.engine.has_unfinished:
             deltas = self.engine.step()
             self.kv.check()
-            for request_id in self.outputs.process(deltas):
+            for request_id in self.outputs.process(deltas) + self.outputs.deliver():
                 self.engine.abort(request_id)
         self.kv.check()
 

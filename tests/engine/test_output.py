@@ -48,7 +48,7 @@ class Side:
         ids = self.tokenizer.encode(tokens) if isinstance(tokens, str) else tokens
         sampled = [SampledToken(token_id, -0.5, 2, top or []) for token_id in ids]
         delta = Delta(request_id, index, sampled, finish, **fields)
-        return self.processor.process([delta])
+        return self.processor.process([delta]) + self.processor.deliver()
 
 
 @pytest.fixture
