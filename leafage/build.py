@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 KV_POOL_CEILING = 4 * GIB
 KV_POOL_SHARE = 0.4
+
+
+class PlainKernelsWarning(UserWarning):
+    """The engine computes with plain C++, several times slower than with vector instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class Build:
     model: ModelInfo
     plan: MemoryPlan
     threads: int
+    kernels: str
     default_sampling_params: SamplingParams
 
     @cached_property
@@ -226,6 +232,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         model=info,
         plan=plan,
         threads=threads,
+        kernels=_kernels(config),
         default_sampling_params=assets.default_sampling_params,
     )
     if config.chat_template is not None:
@@ -284,6 +291,23 @@ def plan_memory(
         max_model_len=max_model_len,
         context_length=context_length,
     )
+
+
+def _kernels(config: EngineConfig) -> str:
+    """The instruction set that computes. Warns where none of those with kernels of their own is there."""
+    from leafage.kernels import _native
+
+    if config.compute == "float32":
+        return "NumPy"
+    chosen: str = _native.variant()
+    if chosen == "plain":
+        warnings.warn(
+            "the kernels are plain C++ and slow: this CPU has no instruction set with faster ones (AVX2 or "
+            "AVX-512 VNNI on x86-64, NEON with dot products on ARM), or LEAFAGE_KERNELS=plain is set",
+            PlainKernelsWarning,
+            stacklevel=3,
+        )
+    return chosen
 
 
 def _threads(config: EngineConfig) -> int:

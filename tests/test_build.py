@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leafage import build
-from leafage.build import Assets, assemble, build_engine, load_assets, plan_memory
+from leafage.build import Assets, PlainKernelsWarning, assemble, build_engine, load_assets, plan_memory
 from leafage.config import EngineConfig
 from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
+from leafage.kernels import _native
 
 MIB = 1 << 20
 KV = 1024  # bytes per token in the plans below
@@ -109,7 +111,23 @@ def test_the_real_model_is_described(assets: Assets, smollm2_path: Path) -> None
     assert (b.model.vocab_size, b.model.context_length) == (49152, 8192)
     assert b.plan.weight_bytes <= 1.06 * b.model.file_bytes
     assert b.plan.kv_bytes == 2048 * 30 * 2 * 3 * 64 * 2  # layers, K and V, KV heads, head_dim, bf16
-    assert b.threads == 1
+    assert b.threads == 1 and b.kernels == _native.variant()
+
+
+@pytest.mark.real_model
+def test_c03_plain_kernels_warn_at_start(assets: Assets) -> None:
+    config = EngineConfig(kv_cache_tokens=256)
+    before = _native.variant()
+    try:
+        _native.set_variant("plain")
+        with pytest.warns(PlainKernelsWarning, match="AVX2 or AVX-512 VNNI"):
+            assert assemble(config, assets).kernels == "plain"
+        _native.set_variant(_native.variants()[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assemble(config, assets)
+    finally:
+        _native.set_variant(before)
 
 
 @pytest.mark.real_model

@@ -40,6 +40,7 @@ def llm_over(rig: Rig, **settings: Any) -> LLM:
         model=info,
         plan=plan,
         threads=1,
+        kernels="none",
         default_sampling_params=settings.get("defaults", SHORT),
     )
     return LLM.from_build(build)

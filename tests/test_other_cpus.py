@@ -78,6 +78,8 @@ def test_c01_answers_and_names_the_variant(cpu: str, blas: str, variant: str, sm
         check=True,
     )
     assert done.stdout == native.stdout and done.stdout.strip()
+    assert f"kernels: {variant}" in done.stderr
+    assert ("warning: the kernels are plain C++" in done.stderr) == (variant == "plain")
     inspect = emulated(cpu, blas, "-m", "leafage", "inspect", str(smollm2_path))
     assert inspect.returncode == 0 and variant in inspect.stdout
 

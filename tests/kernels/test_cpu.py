@@ -39,8 +39,14 @@ def test_the_best_variant_is_chosen_unless_another_is_named() -> None:
     assert chosen == variants[0] and variants[-1] == "plain"
     for variant in variants:
         assert facts(LEAFAGE_KERNELS=variant)[0][0] == variant
-    assert facts(LEAFAGE_KERNELS="mmx")[0][0] == chosen
     assert facts(LEAFAGE_CPU_WITHOUT=",".join(features)) == [["plain", "plain"], ["plain"], []]
+
+
+def test_kernels_that_do_not_run_here_are_refused_at_import() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        facts(LEAFAGE_KERNELS="mmx")
+    expected = f"LEAFAGE_KERNELS is mmx, but the kernels that run here are {', '.join(_native.variants())}"
+    assert expected in error.value.stderr
 
 
 @needs_avx512

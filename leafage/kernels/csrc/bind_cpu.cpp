@@ -11,6 +11,7 @@ namespace nb = nanobind;
 namespace leafage {
 
 void bind_cpu(nb::module_& m) {
+    kernels();  // chosen at import, where a wrong LEAFAGE_KERNELS is refused
     m.def("variants", &variants, "Instruction-set variants that are built and run on this CPU, best first.");
     m.def("variant", [] { return std::string(kernels().name); });
     m.def("set_variant", [](const std::string& name) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -62,12 +63,15 @@ bool runs_here(const std::string& name) {
     return name == "plain";
 }
 
-// The best variant, or the one that LEAFAGE_KERNELS names when it runs here.
+// The best variant, or the one that LEAFAGE_KERNELS names.
 const Kernels* first_choice() {
     const char* wanted = std::getenv("LEAFAGE_KERNELS");
-    if (wanted != nullptr)
-        if (const Kernels* table = find_variant(wanted)) return table;
-    return find_variant(variants().front());
+    const auto names = variants();
+    if (wanted == nullptr || *wanted == 0) return find_variant(names.front());
+    if (const Kernels* table = find_variant(wanted)) return table;
+    std::string message = std::string("LEAFAGE_KERNELS is ") + wanted + ", but the kernels that run here are";
+    for (const auto& name : names) message += (name == names.front() ? " " : ", ") + name;
+    throw std::invalid_argument(message);
 }
 
 const Kernels*& chosen() {

@@ -141,7 +141,8 @@ const Kernels* kernels_plain();
 // LEAFAGE_CPU_WITHOUT does not list it (comma between several): a test's way to a smaller CPU.
 bool cpu_has(const char* feature);
 
-// The table chosen at import (or by set_variant); CPU features decide.
+// The table chosen at import (or by set_variant); CPU features decide. The first call throws std::invalid_argument when
+// LEAFAGE_KERNELS names kernels that do not run here.
 const Kernels& kernels();
 
 // Sizes of the shared scratch the ops ask for.
