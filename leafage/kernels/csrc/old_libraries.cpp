@@ -2,9 +2,9 @@
 // libstdc++ of GCC 8). Only built with -DLEAFAGE_MANYLINUX=ON, by scripts/wheel, whose check names any symbol that is
 // still too new.
 //
-// GCC's headers call functions that its libstdc++ got only with GCC 11 or 12. Here are hidden definitions of these, made of what the
-// older library has. None is on a hot path. Sources: libstdc++-v3/config/abi/pre/gnu.ver (which version has what),
-// libsupc++/exception_ptr.h, src/c++11/condition_variable.cc of GCC 12.
+// GCC's headers call functions that its libstdc++ got only with GCC 11 or 12. Here are hidden definitions of these,
+// made of what the older library has. None is on a hot path. Sources: libstdc++-v3/config/abi/pre/gnu.ver (which
+// version has what), libsupc++/exception_ptr.h, src/c++11/condition_variable.cc of GCC 12.
 #include <pthread.h>
 
 #include <condition_variable>
