@@ -1,6 +1,6 @@
 """Time of one layer's attention: decode and prefill, beside what the machine can do.
 
-    python benchmarks/attention.py [--shape smollm2|gemma3|llama1b] [--threads 2] [--block 16]
+    python benchmarks/attention.py [--shape smollm2|gemma3|llama1b] [--threads 2] [--block 16] [--kv int8]
 
 Decode walks over as many layers as a step would, so that K and V come from where they would. The floor
 of decode is the memory rate. One thread is measured in CPU time.
@@ -16,6 +16,7 @@ import numpy as np
 
 from leafage.kernels import _native
 from leafage.kernels.native_attention import time_attention
+from leafage.kernels.program import kv_head_bytes
 from leafage.kernels.reference_attention import PagedLayer
 from leafage.kernels.step_inputs import StepInputs
 
@@ -65,6 +66,7 @@ def seconds(
     block: int,
     calls: int,
     variant: str = "",
+    kv: str = "bfloat16",
     budget: float = 1.5,
 ) -> list[float]:
     """Times of up to `calls` calls, fewer when they take longer than `budget` seconds together.
@@ -72,17 +74,18 @@ def seconds(
     Each of `batch` items computes its last `rows` of `context` tokens.
     """
     blocks = -(-context // block)
-    values = 2 * shape.kv_heads * block * shape.head_dim
-    layers = max(1, min(shape.layers, MAX_BYTES // (batch * blocks * values * 2))) if rows == 1 else 1
+    block_bytes = block * bytes_per_token(shape, kv)
+    layers = max(1, min(shape.layers, MAX_BYTES // (batch * blocks * block_bytes))) if rows == 1 else 1
     rng = np.random.default_rng(0)
-    pool = np.full((batch * blocks, layers, values), 0x3E80, np.uint16).view(np.uint8)
+    # 0x3e3e as bf16 is 0.186; as int8 values and scales it is as ordinary.
+    pool = np.full((batch * blocks, layers, block_bytes), 0x3E, np.uint8)
     tables = rng.permutation(batch * blocks).reshape(batch, blocks)
     inputs = make_step([context] * batch, rows, tables)
     q = rng.standard_normal((batch * rows, shape.heads * shape.head_dim)).astype(np.float32)
     out = np.zeros_like(q)
     times: list[float] = []
     while len(times) < calls and sum(times) < budget:
-        layer = PagedLayer(pool[:, len(times) % layers], block, shape.kv_heads, shape.head_dim)
+        layer = PagedLayer(pool[:, len(times) % layers], block, shape.kv_heads, shape.head_dim, kv)
         times.append(
             time_attention(
                 q, layer, inputs, out, scale=shape.head_dim**-0.5, num_threads=threads, variant=variant
@@ -97,7 +100,12 @@ def operations(shape: Shape, batch: int, context: int, rows: int) -> int:
     return 4 * pairs * shape.heads * shape.head_dim
 
 
-def measure(name: str, batch: int, context: int, rows: int, args: argparse.Namespace) -> None:
+def bytes_per_token(shape: Shape, kv: str) -> int:
+    """K and V of one layer."""
+    return 2 * shape.kv_heads * kv_head_bytes(kv, shape.head_dim)
+
+
+def measure(name: str, kv: str, batch: int, context: int, rows: int, args: argparse.Namespace) -> float:
     shape = SHAPES[name]
     calls = max(60, 2 * shape.layers) if rows == 1 else 10
     times = seconds(
@@ -109,15 +117,23 @@ def measure(name: str, batch: int, context: int, rows: int, args: argparse.Names
         block=args.block,
         calls=calls,
         variant=args.variant,
+        kv=kv,
     )
     best, median = min(times), statistics.median(times)
     gflop = operations(shape, batch, context, rows) / 1e9
-    gbytes = batch * context * shape.kv_heads * shape.head_dim * 4 / 1e9
+    gbytes = batch * context * bytes_per_token(shape, kv) / 1e9
     kind = f"{'decode' if rows == 1 else 'prefill'} {batch:3d} x {context:5d}"
     print(
-        f"{kind}   median {median * 1e6:9.1f} us  best {best * 1e6:9.1f} us"
+        f"{kv:8} {kind}   median {median * 1e6:9.1f} us  best {best * 1e6:9.1f} us"
         f"   {gflop / median:7.1f} GFLOP/s   {gbytes / median:7.1f} GB/s"
     )
+    return median
+
+
+def compare(batch: int, context: int, rows: int, args: argparse.Namespace) -> None:
+    medians = [measure(args.shape, kv, batch, context, rows, args) for kv in args.kv.split(",")]
+    if len(medians) > 1:
+        print(" " * 9 + "time over the first: " + ", ".join(f"{m / medians[0]:.2f}" for m in medians[1:]))
 
 
 def main() -> None:
@@ -126,6 +142,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--variant", default=_native.variant())
     parser.add_argument("--block", type=int, default=16)
+    parser.add_argument("--kv", default="bfloat16", help="bfloat16, int8, or both with a comma")
     parser.add_argument("--only", default="", help="decode or prefill")
     args = parser.parse_args()
     bandwidth = _native.measure_bandwidth(256 << 20, args.threads, 5)
@@ -134,10 +151,10 @@ def main() -> None:
     if args.only != "prefill":
         for batch in (1, 8, 64):
             for context in (128, 1024, 8192):
-                measure(args.shape, batch, context, 1, args)
+                compare(batch, context, 1, args)
     if args.only != "decode":
         for context in (128, 512, 1024):
-            measure(args.shape, 1, context, context, args)
+            compare(1, context, context, args)
 
 
 if __name__ == "__main__":

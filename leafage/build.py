@@ -189,7 +189,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
     plan = plan_memory(
         config,
         weight_bytes=model.num_weight_bytes,
-        kv_bytes_per_token=model.num_kv_bytes_per_token,
+        kv_bytes_per_token=model.program.kv.bytes_per_token(config.kv_dtype),
         context_length=info.context_length,
     )
     threads = _threads(config)
@@ -201,6 +201,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         num_threads=threads,
+        kv_dtype=config.kv_dtype,
         times=times,
     )
     stop_check = StopStringCheck()

@@ -11,6 +11,8 @@ from leafage.errors import InvalidParameterError
 DEFAULT_MODEL = "smollm2"
 
 _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
+    "cache_type_k": "kv_cache_dtype",
+    "cache_type_v": "kv_cache_dtype",
     "enable_prefix_caching": "prefix_cache",
     "gpu_memory_utilization": "kv_cache_bytes",
     "kv_cache_memory_bytes": "kv_cache_bytes",
@@ -52,6 +54,11 @@ class EngineConfig:
         None, "size of the KV pool in bytes; default: the smaller of 4 GiB and 40 % of the memory left"
     )
     kv_cache_tokens: int | None = _setting(None, "size of the KV pool in tokens, instead of kv_cache_bytes")
+    kv_cache_dtype: str | None = _setting(
+        None,
+        "'bfloat16', or 'int8' with one scale per token and KV head, which holds nearly twice the tokens; "
+        "default: bfloat16 (with compute 'float32': float32, and nothing else)",
+    )
     max_num_seqs: int = _setting(256, "most sequences computed in one step")
     max_num_batched_tokens: int = _setting(512, "token budget: most tokens computed in one step")
     prefix_cache: bool = _setting(True, "share the K/V of common prefixes between requests")
@@ -93,10 +100,23 @@ class EngineConfig:
                 remedy="lower max_num_seqs or raise max_num_batched_tokens",
             )
         _check_choice("compute", self.compute, ("fast", "float32"))
+        if self.kv_cache_dtype is not None:
+            _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("bfloat16", "int8"))
+            if self.compute == "float32":
+                raise InvalidParameterError(
+                    "compute 'float32' keeps K and V in float32",
+                    value=f"kv_cache_dtype = {self.kv_cache_dtype}",
+                    remedy="leave kv_cache_dtype unset, or use compute 'fast'",
+                )
         if self.quantize is not None:
             _check_choice("quantize", self.quantize, ("q8", "q4"))
         if not isinstance(self.prefix_cache, bool):
             raise InvalidParameterError("prefix_cache must be True or False", value=repr(self.prefix_cache))
+
+    @property
+    def kv_dtype(self) -> str:
+        """What K and V are kept in: 'float32', 'bfloat16' or 'int8'."""
+        return "float32" if self.compute == "float32" else self.kv_cache_dtype or "bfloat16"
 
     @classmethod
     def from_kwargs(cls, **settings: Any) -> EngineConfig:

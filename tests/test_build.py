@@ -112,6 +112,9 @@ def test_the_real_model_is_described(assets: Assets, smollm2_path: Path) -> None
     assert b.plan.weight_bytes <= 1.06 * b.model.file_bytes
     assert b.plan.kv_bytes == 2048 * 30 * 2 * 3 * 64 * 2  # layers, K and V, KV heads, head_dim, bf16
     assert b.threads == 1 and b.kernels == _native.variant()
+    in_int8 = assemble(EngineConfig(kv_cache_tokens=2048, kv_cache_dtype="int8"), assets)
+    assert in_int8.plan.kv_bytes == 2048 * 30 * 2 * 3 * (64 + 4)  # a float per token and head
+    assert in_int8.engine.executor.program.kv.num_bytes == in_int8.plan.kv_bytes
 
 
 @pytest.mark.real_model

@@ -24,6 +24,12 @@ def test_every_field_says_what_it_does() -> None:
         ({"threads": "2"}, "threads must be an integer"),
         ({"max_num_seqs": True}, "max_num_seqs must be an integer"),
         ({"compute": "bf16"}, "unknown compute; got 'bf16'"),
+        ({"kv_cache_dtype": "fp8"}, "unknown kv_cache_dtype; got 'fp8'; limit: bfloat16 or int8"),
+        (
+            {"kv_cache_dtype": "int8", "compute": "float32"},
+            "keeps K and V in float32; got 'kv_cache_dtype = int8'",
+        ),
+        ({"cache_type_k": "q8_0"}, "did you mean kv_cache_dtype"),
         ({"quantize": "q5"}, "unknown quantize; got 'q5'"),
         ({"kv_cache_bytes": 1, "kv_cache_tokens": 1}, "give one of them"),
         ({"max_num_seqs": 600}, "max_num_batched_tokens = 512"),

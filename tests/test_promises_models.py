@@ -28,18 +28,18 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     _native.set_variant(before)
 
 
-def check_small(assets: Assets) -> None:
+def check_small(assets: Assets, **settings: Any) -> None:
     """Alone, together, and together with small chunks, one thread and larger blocks."""
     prompts, params = random_prompts(4, 3, 24, seed=20), mixed_params(4, 4)
     witness = Witness()
-    with engine(assets, kv_cache_tokens=2048) as llm:
+    with engine(assets, kv_cache_tokens=2048, **settings) as llm:
         witness.watch(llm)
         alone = [
             tokens_of(llm.generate(salted([prompt], f"{i}"), own))[0]
             for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
         ]
         assert tokens_of(llm.generate(salted(prompts, "together"), params)) == alone
-    with engine(assets, kv_cache_tokens=2048, **SMALL) as llm:
+    with engine(assets, kv_cache_tokens=2048, **SMALL, **settings) as llm:
         witness.watch(llm)
         assert tokens_of(llm.generate(salted(prompts, "small"), params)) == alone
     witness.check(at_least=2 * 4 * 4)
@@ -60,7 +60,9 @@ def test_float32_keeps_the_promise(smollm2_path: Path) -> None:
         assert tokens_of(llm.generate(salted(prompts, "together"), params)) == alone
 
 
-def check_every_row(path: Path, length: int, settings: list[dict[str, Any]]) -> None:
+def check_every_row(
+    path: Path, length: int, settings: list[dict[str, Any]], common: dict[str, Any] | None = None
+) -> None:
     """All logits of a long prompt, at every position, computed in different chunks."""
     assets = load_assets(EngineConfig(model=str(path)))
     [prompt] = random_prompts(1, length, length + 1, seed=22)
@@ -68,7 +70,7 @@ def check_every_row(path: Path, length: int, settings: list[dict[str, Any]]) -> 
     witness = Witness()
     answers = []
     for own in [{}, *settings]:
-        with engine(assets, kv_cache_tokens=length + 100, **own) as llm:
+        with engine(assets, kv_cache_tokens=length + 100, **own, **(common or {})) as llm:
             witness.watch(llm)
             answers.append(tokens_of(llm.generate([prompt], ALL_ROWS))[0])
     assert all(answer == answers[0] for answer in answers)
@@ -88,4 +90,24 @@ def test_every_row_behind_a_sliding_window(gemma3_path: Path) -> None:
 
 
 def test_gemma_keeps_the_promise(gemma3_path: Path) -> None:
-    check_small(load_assets(EngineConfig(model=str(gemma3_path))))
+    assets = load_assets(EngineConfig(model=str(gemma3_path)))
+    check_small(assets)
+    check_small(assets, kv_cache_dtype="int8")
+
+
+def test_int8_keys_and_values_keep_the_promise(smollm2_path: Path) -> None:
+    check_small(load_assets(EngineConfig(model=str(smollm2_path))), kv_cache_dtype="int8")
+
+
+def test_every_row_of_a_long_context_in_int8(smollm2_path: Path) -> None:
+    int8 = {"kv_cache_dtype": "int8"}
+    check_every_row(
+        smollm2_path,
+        540,
+        [
+            {"max_num_batched_tokens": 300},
+            {**SMALL, "max_num_batched_tokens": 45},
+            {**SMALL, "block_size": 8},
+        ],
+        int8,
+    )

@@ -129,17 +129,18 @@ def _plan(file: ModelFile, flags: dict[str, Any]) -> list[Row]:
         config = EngineConfig.from_kwargs(**engine_settings(flags))
         module, shape = _architecture(file)
         kv = module.build(shape, Tensors(file)).kv
-        value_bytes = 2 if config.compute == "fast" else 4
+        bytes_per_token = kv.bytes_per_token(config.kv_dtype)
         plan = plan_memory(
             config,
             weight_bytes=file.num_bytes,
-            kv_bytes_per_token=2 * kv.num_layers * kv.num_kv_heads * kv.head_dim * value_bytes,
+            kv_bytes_per_token=bytes_per_token,
             context_length=shape.max_position,
         )
     except LeafageError as error:
         return [("refused", str(error))]
     return [
         ("KV pool", f"{plan.kv_tokens:,} tokens, {store.human(plan.kv_bytes)}"),
+        ("KV of a token", f"{bytes_per_token:,} bytes, {config.kv_dtype}"),
         ("block", f"{plan.block_size} tokens, {plan.num_blocks:,} blocks"),
         ("largest context", f"{plan.max_model_len:,} tokens (the model's: {plan.context_length:,})"),
         ("such requests at once", f"{plan.num_largest_requests:,}"),

@@ -25,7 +25,13 @@ class KVCache:
     block_size: int
     block_bytes: int
     def __init__(
-        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+        self,
+        dtype: str,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
     ) -> None: ...
     def array(self) -> np.ndarray: ...
 

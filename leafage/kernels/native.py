@@ -12,7 +12,7 @@ from leafage.kernels.step_inputs import StepInputs
 
 
 class NativeProgram:
-    """A Program compiled for this CPU, with its paged bf16 KV cache.
+    """A Program compiled for this CPU, with its paged KV cache.
 
     Args:
         program: the model's forward pass.
@@ -21,10 +21,11 @@ class NativeProgram:
         max_rows: most tokens in one step.
         max_position: positions 0 .. max_position - 1 may occur.
         num_threads: threads of the parallel region.
+        kv_dtype: "bfloat16", or "int8" with one scale per token and KV head.
 
     Raises:
-        ValueError: a weight is missing or has another shape than the program declares, or no kernel has its
-            head_dim.
+        ValueError: a weight is missing or has another shape than the program declares, no kernel has its
+            head_dim, or an unknown kv_dtype.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class NativeProgram:
         max_rows: int,
         max_position: int,
         num_threads: int,
+        kv_dtype: str = "bfloat16",
     ) -> None:
         self.program = program
         self.max_rows = max_rows
@@ -45,7 +47,9 @@ class NativeProgram:
         _check_weights(program, self.weights)
         spec = program.kv
         check_head_dim(spec.head_dim)
-        self.kv = _native.KVCache(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.kv = _native.KVCache(
+            kv_dtype, spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim
+        )
         buffers, slot_widths = _plan_buffers(program)
         self._native = _native.Program(
             num_threads, max_rows, MAX_LOGIT_ROWS, buffers, slot_widths, program.head_start, self.kv

@@ -9,6 +9,7 @@ import numpy as np
 
 from leafage.kernels import _native
 from leafage.kernels.native import check_head_dim
+from leafage.kernels.program import kv_head_bytes
 from leafage.kernels.reference_attention import PagedLayer
 from leafage.kernels.step_inputs import StepInputs
 
@@ -23,7 +24,7 @@ def kv_write(
     num_threads: int = 1,
     variant: str = "",
 ) -> None:
-    """Store K and V of each row of `x` in its slot of the layer, as bf16.
+    """Store K and V of each row of `x` in its slot of the layer, rounded as its dtype says.
 
     Args:
         x: float32 [rows, width]; K heads from `k_column` on, V heads from `v_column` on.
@@ -46,6 +47,7 @@ def kv_write(
     _check_threads(num_threads, variant)
     _native.kv_write(
         layer.pool,
+        layer.dtype,
         layer.block_size,
         layer.num_kv_heads,
         layer.head_dim,
@@ -128,6 +130,7 @@ def time_attention(
     _check_threads(num_threads, variant)
     seconds: float = _native.attention(
         layer.pool,
+        layer.dtype,
         layer.block_size,
         layer.num_kv_heads,
         layer.head_dim,
@@ -185,10 +188,12 @@ def _check_layer(layer: PagedLayer) -> None:
     check_head_dim(layer.head_dim)
     if layer.block_size < 1 or layer.num_kv_heads < 1:
         raise ValueError(f"expected sizes >= 1, got {layer.block_size} tokens, {layer.num_kv_heads} heads")
+    if layer.dtype not in ("bfloat16", "int8"):
+        raise ValueError(f"expected a layer of bfloat16 or int8, got {layer.dtype!r}")
     pool = layer.pool
     if pool.dtype != np.uint8 or pool.ndim != 2 or pool.strides[1] != 1 or pool.strides[0] < pool.shape[1]:
         raise ValueError(f"expected pool as rows of uint8, got {pool.dtype} {pool.shape} {pool.strides}")
-    num_bytes = 2 * layer.num_kv_heads * layer.block_size * layer.head_dim * 2
+    num_bytes = 2 * layer.num_kv_heads * layer.block_size * kv_head_bytes(layer.dtype, layer.head_dim)
     if pool.shape[1] != num_bytes:
         raise ValueError(f"expected blocks of {num_bytes} bytes, got {pool.shape[1]}")
 

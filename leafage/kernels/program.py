@@ -60,6 +60,11 @@ class Op:
     params: dict[str, Any] = field(default_factory=dict)
 
 
+def kv_head_bytes(dtype: str, head_dim: int) -> int:
+    """Bytes of one token's K (or V) of one head: "int8" has a float32 scale beside the values."""
+    return {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """K/V of one token of one layer: `num_kv_heads` heads of `head_dim` values, for K and for V."""
@@ -67,6 +72,10 @@ class KVSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+
+    def bytes_per_token(self, dtype: str) -> int:
+        """Bytes of a token in the KV cache, all layers; dtype: "float32", "bfloat16" or "int8"."""
+        return 2 * self.num_layers * self.num_kv_heads * kv_head_bytes(dtype, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,6 @@ class LoadedModel:
     compute: str
     num_weight_bytes: int
 
-    @property
-    def num_kv_bytes_per_token(self) -> int:
-        spec = self.program.kv
-        bytes_per_value = 2 if self.compute == "fast" else 4
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * bytes_per_value
-
 
 def load_model(
     model_file: ModelFile,

@@ -34,6 +34,7 @@ class LocalExecutor:
         max_num_batched_tokens: most tokens of one step.
         max_model_len: most tokens of one sequence.
         num_threads: threads of the native step.
+        kv_dtype: what the native step keeps K and V in; the reference keeps them in float32.
         times: counts where the time of steps goes.
     """
 
@@ -46,6 +47,7 @@ class LocalExecutor:
         max_num_batched_tokens: int,
         max_model_len: int,
         num_threads: int,
+        kv_dtype: str = "bfloat16",
         times: StepTimes | None = None,
     ) -> None:
         self.block_size = block_size
@@ -69,6 +71,7 @@ class LocalExecutor:
                 max_rows=max_num_batched_tokens,
                 max_position=max_model_len,
                 num_threads=num_threads,
+                kv_dtype=kv_dtype,
             )
             self.program, threads_of = native, native.compiled
         self.sampler = Sampler(self.vocab_size, threads_of)

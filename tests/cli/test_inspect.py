@@ -33,6 +33,17 @@ def test_model(leafage: Callable, smollm2_path: Path) -> None:
 
 
 @pytest.mark.real_model
+def test_the_plan_knows_the_type_of_the_kv_cache(leafage: Callable, smollm2_path: Path) -> None:
+    for flags, text in (
+        ([], "23,040 bytes, bfloat16"),
+        (["--kv-cache-dtype", "int8"], "12,240 bytes, int8"),
+        (["--compute", "float32"], "46,080 bytes, float32"),
+        (["--kv-cache-dtype", "int4"], "unknown kv_cache_dtype; got 'int4'"),
+    ):
+        assert text in leafage("inspect", str(smollm2_path), *flags).stdout
+
+
+@pytest.mark.real_model
 def test_base_model_says_that_it_has_no_template(leafage: Callable, gemma3_path: Path) -> None:
     done = leafage("inspect", str(gemma3_path))
     assert done.returncode == 0, done.stderr

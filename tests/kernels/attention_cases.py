@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from leafage.kernels.reference_attention import PagedLayer, from_bf16, pack, to_bf16
+from leafage.kernels.reference_attention import (
+    PagedLayer,
+    from_bf16,
+    pack,
+    pack_int8,
+    quantize,
+    to_bf16,
+)
 from leafage.kernels.step_inputs import StepInputs
 
 
@@ -18,13 +25,14 @@ def int32(values: Sequence[int] | np.ndarray) -> np.ndarray:
 @dataclass(eq=False)
 class Sequences:
     """K, V (bf16 bits [length, num_kv_heads, head_dim]) and queries (float32 [length, num_heads * head_dim])
-    of all positions of some sequences."""
+    of all positions of some sequences. dtype: of the layer; int8 quantizes K and V."""
 
     k: list[np.ndarray]
     v: list[np.ndarray]
     q: list[np.ndarray]
     num_kv_heads: int
     head_dim: int
+    dtype: str = "bfloat16"
 
     @classmethod
     def random(
@@ -36,6 +44,7 @@ class Sequences:
         num_heads: int,
         head_dim: int,
         spread: float = 1.0,
+        dtype: str = "bfloat16",
     ) -> Sequences:
         def kv(length: int, spread: float) -> np.ndarray:
             return to_bf16(rng.standard_normal((length, num_kv_heads, head_dim)) * spread)
@@ -46,6 +55,7 @@ class Sequences:
             [rng.standard_normal((n, num_heads * head_dim)).astype(np.float32) for n in lengths],
             num_kv_heads,
             head_dim,
+            dtype,
         )
 
     def paged(
@@ -66,6 +76,8 @@ class Sequences:
             positions = np.arange(len(k))
             for target, values in zip(blocks, (k, v), strict=True):
                 target[table[positions // block_size], positions % block_size] = values
+        if self.dtype == "int8":
+            return pack_int8(*map(from_bf16, blocks)), tables
         return pack(*blocks), tables
 
     def step(
@@ -96,15 +108,18 @@ def error_bound(
 
     Rounding the query to bf16 (2^-9 relative) moves a score by at most d = 2^-9 * scale * sum |q||k|, which
     moves normalized weights by e^(2d); weights themselves are rounded to bf16 once more. Float variants only
-    round in float32 (2^-24 per operation, head_dim of them per score).
+    round in float32 (2^-24 per operation, head_dim of them per score, one more for the scales of int8).
     """
     head_dim = sequences.head_dim
     num_heads = q.shape[1] // head_dim
     group = num_heads // sequences.num_kv_heads
-    step = 2.0**-9 if bf16 else 2.0**-24 * (head_dim / 2 + 4)
+    step = 2.0**-9 if bf16 else 2.0**-24 * (head_dim / 2 + 5)
     rows = []
     for s, start, end in pieces:
         k = np.abs(from_bf16(sequences.k[s][:end]))
+        if sequences.dtype == "int8":
+            values, scales = quantize(k)
+            k = values * scales[..., None]
         for position in range(start, end):
             heads = np.abs(sequences.q[s][position]).reshape(num_heads, head_dim)
             reach = [(k[:, h // group] @ heads[h]).max() for h in range(num_heads)]

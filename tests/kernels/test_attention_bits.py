@@ -14,18 +14,25 @@ from leafage.kernels.reference_attention import PagedLayer, to_bf16
 from tests.kernels.attention_cases import Sequences
 
 VARIANTS = _native.attention_variants()
-SHAPES = {"smollm2": (3, 9, 64), "gemma3": (1, 4, 256), "mha": (2, 2, 80)}
+SHAPES = {
+    "smollm2": (3, 9, 64, "bfloat16"),
+    "gemma3": (1, 4, 256, "bfloat16"),
+    "mha": (2, 2, 80, "bfloat16"),
+    "smollm2-int8": (3, 9, 64, "int8"),
+    "mha-int8": (2, 2, 80, "int8"),
+}
 OPTIONS = {"full": {}, "window": {"window": 90}, "wide window": {"window": 300}, "softcap": {"softcap": 3.0}}
 
 
 def make(shape: str, lengths: list[int], seed: int = 0) -> Sequences:
-    num_kv_heads, num_heads, head_dim = SHAPES[shape]
+    num_kv_heads, num_heads, head_dim, dtype = SHAPES[shape]
     return Sequences.random(
         np.random.default_rng(seed),
         lengths,
         num_kv_heads=num_kv_heads,
         num_heads=num_heads,
         head_dim=head_dim,
+        dtype=dtype,
     )
 
 
@@ -118,8 +125,11 @@ def test_batch_composition_changes_no_bit(variant: str, batch: int) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("num_threads", [2, 4, 7])
-def test_long_context_is_split_and_merged_to_the_same_bits(variant: str, num_threads: int) -> None:
-    sequences = make("smollm2", [5000, 2100])
+@pytest.mark.parametrize("shape", ["smollm2", "smollm2-int8"])
+def test_long_context_is_split_and_merged_to_the_same_bits(
+    variant: str, num_threads: int, shape: str
+) -> None:
+    sequences = make(shape, [5000, 2100])
     pieces = [(0, 4999, 5000), (1, 2090, 2100)]
     expected = rows(sequences, pieces, variant=variant)
     # 0: all in one round; little memory: many rounds; 64 bytes: no room, nothing is split.
@@ -133,10 +143,11 @@ def test_long_context_is_split_and_merged_to_the_same_bits(variant: str, num_thr
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -3e38])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("shape", ["smollm2", "smollm2-int8"])
 def test_slots_behind_the_sequence_do_not_matter(
-    variant: str, block_size: int, garbage: float, options: dict[str, float]
+    variant: str, block_size: int, garbage: float, options: dict[str, float], shape: str
 ) -> None:
-    sequences = make("smollm2", [519, 3, 65])
+    sequences = make(shape, [519, 3, 65])
     pieces = [(0, 500, 519), (1, 0, 3), (2, 64, 65)]
     expected = rows(sequences, pieces, variant=variant, **options)
     got = rows(sequences, pieces, block_size=block_size, garbage=garbage, variant=variant, **options)
@@ -145,8 +156,9 @@ def test_slots_behind_the_sequence_do_not_matter(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_poisoned_positions_touch_only_rows_that_see_them(variant: str, poison: float) -> None:
-    sequences = make("gemma3", [400, 50])
+@pytest.mark.parametrize("shape", ["gemma3", "smollm2-int8"])
+def test_poisoned_positions_touch_only_rows_that_see_them(variant: str, poison: float, shape: str) -> None:
+    sequences = make(shape, [400, 50])
     window = 60
     pieces = [(0, 200, 400), (1, 0, 50)]
     clean = rows(sequences, pieces, variant=variant, window=window).view(np.float32)

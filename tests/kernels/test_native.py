@@ -78,7 +78,9 @@ def model() -> tuple[Program, dict[str, np.ndarray]]:
     return make_program(np.random.default_rng(0))
 
 
-def native(model: tuple[Program, dict[str, np.ndarray]], num_threads: int = 1) -> NativeProgram:
+def native(
+    model: tuple[Program, dict[str, np.ndarray]], num_threads: int = 1, kv_dtype: str = "bfloat16"
+) -> NativeProgram:
     program, weights = model
     packed = {
         name: _native.PackedWeight("F32", *w.shape, w.reshape(-1).view(np.uint8))
@@ -92,6 +94,7 @@ def native(model: tuple[Program, dict[str, np.ndarray]], num_threads: int = 1) -
         max_rows=256,
         max_position=512,
         num_threads=num_threads,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -139,11 +142,25 @@ def test_close_to_the_reference(model, variant):
     assert np.corrcoef(got.ravel(), expected.ravel())[0, 1] > 0.9999
 
 
+def test_close_to_the_reference_in_int8(model, variant):
+    """An error of its own size: the option reaches the kernels, and costs little."""
+    program, weights = model
+    reference = ReferenceProgram(program, weights, num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    inputs = step((tokens(1, 100), 0, list(range(20, 27))), (tokens(2, 17), 0, [3, 1]))
+    expected = logits(reference, inputs)
+    errors = {
+        dtype: (logits(native(model, kv_dtype=dtype), inputs) - expected).std() / expected.std()
+        for dtype in ("bfloat16", "int8")
+    }
+    assert errors["bfloat16"] < errors["int8"] < 0.01
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_bits_do_not_depend_on_batch_chunks_or_threads(model, variant, num_threads):
+def test_bits_do_not_depend_on_batch_chunks_or_threads(model, variant, num_threads, kv_dtype):
     prompt, table = tokens(1, 150), list(range(30, 40))
-    alone = logits(native(model), step((prompt, 0, table)))
-    program = native(model, num_threads)
+    alone = logits(native(model, kv_dtype=kv_dtype), step((prompt, 0, table)))
+    program = native(model, num_threads, kv_dtype)
     others = [(tokens(9, 5), 0, [0]), (tokens(8, 33), 0, [5, 4, 3])]
     parts, start = [], 0
     for chunk, before in ((1, 0), (15, 1), (64, 2), (1, 1), (69, 0)):
@@ -177,9 +194,10 @@ def test_a_step_without_logits_still_runs(model):
     np.testing.assert_array_equal(rest, whole[32:])
 
 
-def test_copied_blocks_hold_the_same_prefix(model):
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_copied_blocks_hold_the_same_prefix(model, kv_dtype):
     prompt = tokens(6, 40)
-    program = native(model)
+    program = native(model, kv_dtype=kv_dtype)
     logits(program, step((prompt[:32], 0, [1, 2, 3])))
     program.copy_blocks(np.array([(1, 10), (2, 11)], np.int32))
     via_copy = logits(program, step((prompt[32:], 32, [10, 11, 12])))
@@ -243,6 +261,15 @@ def test_wrong_dtype_and_size_are_refused(model):
         next(native(model).forward(inputs))
     with pytest.raises(ValueError, match="1 to 256 rows, got 257"):
         next(native(model).forward(step((tokens(0, 257), 0, list(range(17))))))
+
+
+def test_the_pool_has_the_size_that_the_plan_counts(model):
+    for dtype in ("bfloat16", "int8"):
+        program = native(model, kv_dtype=dtype)
+        assert program.kv.num_bytes == NUM_BLOCKS * BLOCK * model[0].kv.bytes_per_token(dtype)
+        assert program.kv.array().nbytes == program.kv.num_bytes
+    with pytest.raises(ValueError, match="bfloat16 or int8, got fp8"):
+        native(model, kv_dtype="fp8")
 
 
 def test_missing_and_misshaped_weights_are_named(model):

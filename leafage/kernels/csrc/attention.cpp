@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "attention_scratch.h"
 
@@ -13,6 +14,12 @@ bool bf16_dot_is_fast() {
 #else
     return false;
 #endif
+}
+
+KVDtype kv_dtype(const std::string& name) {
+    if (name == "bfloat16") return KVDtype::kBf16;
+    if (name == "int8") return KVDtype::kInt8;
+    throw std::invalid_argument("expected a KV cache of bfloat16 or int8, got " + name);
 }
 
 // Private scratch per thread: the largest need of any op (linear_layout.h has that of the matrix products).

@@ -19,21 +19,22 @@ static inline void merge_store(float* out, __m512 x, const float* keep, const fl
 struct Fma {
     using Operand = float;
     static constexpr int kBlockRows = 24;
+    static constexpr bool kReadsInt8 = true;
     static constexpr int kScoreRows = 12, kValueRows = 12;
     static constexpr int score_tiles(int rows) { return rows <= 4 ? 4 : 2; }
     static constexpr int value_blocks(int rows) { return rows <= 4 ? 4 : 2; }
 
     static void store(Operand* p, simd::V16 x) { simd::store(p, x); }
 
-    template <int MR, int NT, bool kAhead>
-    static void scores(const Operand* q, int head_dim, const uint16_t* const* k, const Ahead& ahead, float* s) {
+    template <int MR, int NT, bool kAhead, class T>
+    static void scores(const Operand* q, int head_dim, const T* const* k, const Ahead<T>& ahead, float* s) {
         __m512 acc[MR][NT];
 #pragma GCC unroll 16
         for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
             for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_setzero_ps();
         for (int d = 0; d < head_dim; d += 2) {
-            if (kAhead) ahead.fetch<NT>(d * kTile);
+            if (kAhead) ahead.template fetch<NT>(d * kTile);
             Pairs kv[NT];
 #pragma GCC unroll 4
             for (int n = 0; n < NT; ++n) kv[n] = widen(k[n] + d * kTile);
@@ -52,8 +53,8 @@ struct Fma {
             for (int n = 0; n < NT; ++n) _mm512_storeu_ps(s + m * kScoreStride + n * kTile, acc[m][n]);
     }
 
-    template <int MR, int ND>
-    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, float* out,
+    template <int MR, int ND, class T>
+    static void values(const Operand* p, const T* const* v, int tiles, int head_dim, float* out,
                        const float* keep, const float* take) {
         __m512 acc[MR][ND];
 #pragma GCC unroll 16
@@ -82,7 +83,7 @@ struct Fma {
     }
 
   private:
-    // 16 pairs of bf16: the first and the second of each as floats.
+    // 16 pairs: the first and the second of each as floats.
     struct Pairs {
         __m512 first, second;
     };
@@ -91,6 +92,7 @@ struct Fma {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
                 _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))))};
     }
+    static Pairs widen(const int8_t* p) { return {simd::load_int8(p).v, simd::load_int8(p + 16).v}; }
 };
 
 }  // namespace LEAFAGE_ISA_NAMESPACE

@@ -11,6 +11,7 @@ namespace LEAFAGE_ISA_NAMESPACE {
 struct Dot {
     using Operand = uint16_t;
     static constexpr int kBlockRows = 24;
+    static constexpr bool kReadsInt8 = true;
     static constexpr int kScoreRows = 8, kValueRows = 6;
     static constexpr int score_tiles(int rows) { return rows <= 4 ? 4 : 2; }
     static constexpr int value_blocks(int) { return 4; }
@@ -19,18 +20,18 @@ struct Dot {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
     }
 
-    template <int MR, int NT, bool kAhead>
-    static void scores(const Operand* q, int head_dim, const uint16_t* const* k, const Ahead& ahead, float* s) {
+    template <int MR, int NT, bool kAhead, class T>
+    static void scores(const Operand* q, int head_dim, const T* const* k, const Ahead<T>& ahead, float* s) {
         __m512 acc[MR][NT];
 #pragma GCC unroll 16
         for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
             for (int n = 0; n < NT; ++n) acc[m][n] = _mm512_setzero_ps();
         for (int d = 0; d < head_dim; d += 2) {
-            if (kAhead) ahead.fetch<NT>(d * kTile);
+            if (kAhead) ahead.template fetch<NT>(d * kTile);
             __m512bh kv[NT];
 #pragma GCC unroll 4
-            for (int n = 0; n < NT; ++n) kv[n] = (__m512bh)_mm512_loadu_si512(k[n] + d * kTile);
+            for (int n = 0; n < NT; ++n) kv[n] = load_pairs(k[n] + d * kTile);
 #pragma GCC unroll 16
             for (int m = 0; m < MR; ++m) {
                 __m512bh qv = pair(q + m * head_dim + d);
@@ -44,8 +45,8 @@ struct Dot {
             for (int n = 0; n < NT; ++n) _mm512_storeu_ps(s + m * kScoreStride + n * kTile, acc[m][n]);
     }
 
-    template <int MR, int ND>
-    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, float* out,
+    template <int MR, int ND, class T>
+    static void values(const Operand* p, const T* const* v, int tiles, int head_dim, float* out,
                        const float* keep, const float* take) {
         __m512 acc[MR][ND];
 #pragma GCC unroll 16
@@ -56,7 +57,7 @@ struct Dot {
             for (int i = 0; i < kTile; i += 2) {
                 __m512bh vv[ND];
 #pragma GCC unroll 4
-                for (int n = 0; n < ND; ++n) vv[n] = (__m512bh)_mm512_loadu_si512(v[t] + i * head_dim + n * 32);
+                for (int n = 0; n < ND; ++n) vv[n] = load_pairs(v[t] + i * head_dim + n * 32);
 #pragma GCC unroll 16
                 for (int m = 0; m < MR; ++m) {
                     __m512bh pv = pair(p + m * (kScoreStride * 2) + t * kTile + i);
@@ -71,6 +72,10 @@ struct Dot {
     }
 
   private:
+    static __m512bh load_pairs(const uint16_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
+    static __m512bh load_pairs(const int8_t* p) {
+        return (__m512bh)simd::upper_pairs(simd::load_int8(p), simd::load_int8(p + 16));
+    }
     static __m512bh pair(const Operand* p) {
         int32_t x;
         std::memcpy(&x, p, 4);
@@ -83,6 +88,7 @@ struct Dot {
 struct Amx {
     using Operand = uint16_t;
     static constexpr int kBlockRows = 32;
+    static constexpr bool kReadsInt8 = false;
     static void store(Operand* p, simd::V16 x) { Dot::store(p, x); }
 };
 

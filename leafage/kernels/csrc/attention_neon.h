@@ -11,6 +11,7 @@ namespace LEAFAGE_ISA_NAMESPACE {
 struct Fma {
     using Operand = float;
     static constexpr int kBlockRows = 24;
+    static constexpr bool kReadsInt8 = false;
     static constexpr int kScoreRows = 4, kValueRows = 4;
     static constexpr int score_tiles(int) { return 1; }
     static constexpr int value_blocks(int) { return 1; }
@@ -18,7 +19,7 @@ struct Fma {
     static void store(Operand* p, const simd::V16& x) { simd::store(p, x); }
 
     template <int MR, int NT, bool kAhead>
-    static void scores(const Operand* q, int head_dim, const uint16_t* const* k, const Ahead& ahead, float* s) {
+    static void scores(const Operand* q, int head_dim, const uint16_t* const* k, const Ahead<uint16_t>& ahead, float* s) {
         float32x4_t acc[MR][4];
         clear<MR>(acc);
         for (int d = 0; d < head_dim; d += 2) {

@@ -29,13 +29,19 @@ static inline void fetch_line(const void* p) {
 
 // What to bring into the cache while scores are computed: lines at an offset of the K tiles that come next, and
 // of the V tiles of the same tokens.
+template <class T>
 struct Ahead {
-    const uint16_t* const* k;
-    const uint16_t* const* v;
+    const T* const* k;
+    const T* const* v;
 
     template <int NT>
     void fetch(int offset) const {
+        if (offset * int(sizeof(T)) % 64 != 0) return;
         for (int n = 0; n < NT; ++n) {
+            if (sizeof(T) == 1 && offset == 0) {  // the scales
+                fetch_line(k[n] - 64);
+                fetch_line(v[n] - 64);
+            }
             fetch_line(k[n] + offset);
             fetch_line(v[n] + offset);
         }
@@ -54,8 +60,10 @@ struct alignas(64) AttentionScratch {
     // Of the partition, padded: they are worked on 16 at a time. keep, take: weights of running and partial
     // result in a merge.
     float part_max[kPadded], part_sum[kPadded], keep[kPadded], take[kPadded];
-    uint16_t k[kPartition * kMaxHeadDim];         // gathered tiles
+    uint16_t k[kPartition * kMaxHeadDim];         // gathered or widened tiles
     uint16_t v[kPartition * kMaxHeadDim];
+    float k_scale[kPartition], v_scale[kPartition];
+    int8_t narrow_k[kTile * kMaxHeadDim], narrow_v[kTile * kMaxHeadDim];  // one gathered int8 tile
     uint16_t clean[3 * kTile * kMaxHeadDim];      // V tiles without the invisible tokens of one row
 };
 

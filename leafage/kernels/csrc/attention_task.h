@@ -28,7 +28,7 @@ constexpr int fewer_rows(int rows) {
 }
 
 #if defined(LEAFAGE_BF16)
-static inline int score_rows(const uint16_t* q, int hd, const Tiles& tiles, bool ahead, float* s) {
+static inline int score_rows(const uint16_t* q, int hd, const Tiles<uint16_t>& tiles, bool ahead, float* s) {
     attention_amx()->scores(q, hd, tiles.k, tiles.count, ahead ? tiles.v : nullptr, s);
     return 16;
 }
@@ -39,30 +39,36 @@ static inline int value_rows(const uint16_t* p, int rows, const uint16_t* const*
 }
 #endif
 
+// int8 is read as it is for few rows only.
+template <class T>
+constexpr int most_rows(int rows) {
+    return sizeof(T) == 1 && rows > kFewRows ? kFewRows : rows;
+}
+
 // Scores of up to MR rows, as many as fit the next smaller kernel; returns how many. Many rows find K in the
 // cache, few rows (decode) fetch it ahead.
-template <class A, int MR>
-static inline int score_rows(const typename A::Operand* q, int rows, int hd, const Tiles& tiles, bool ahead, float* s) {
+template <class A, int MR, class T>
+static inline int score_rows(const typename A::Operand* q, int rows, int hd, const Tiles<T>& tiles, bool ahead, float* s) {
     if constexpr (MR > 1) {
         if (rows < MR) return score_rows<A, fewer_rows(MR)>(q, rows, hd, tiles, ahead, s);
     }
     constexpr int NT = A::score_tiles(MR);
     int i = 0, last = tiles.count - NT;
     for (; i <= last; i += NT) {
-        Ahead next{tiles.k + (i + NT <= last ? i + NT : i), tiles.v + i};
+        Ahead<T> next{tiles.k + (i + NT <= last ? i + NT : i), tiles.v + i};
         if (ahead)
             A::template scores<MR, NT, true>(q, hd, tiles.k + i, next, s + i * kTile);
         else
             A::template scores<MR, NT, false>(q, hd, tiles.k + i, next, s + i * kTile);
     }
-    for (; i < tiles.count; ++i) A::template scores<MR, 1, false>(q, hd, tiles.k + i, Ahead{}, s + i * kTile);
+    for (; i < tiles.count; ++i) A::template scores<MR, 1, false>(q, hd, tiles.k + i, Ahead<T>{}, s + i * kTile);
     return MR;
 }
 
-template <class A, int MR, int ND>
-static inline void value_columns(const typename A::Operand* p, const uint16_t* const* v, int tiles, int column, int hd,
+template <class A, int MR, int ND, class T>
+static inline void value_columns(const typename A::Operand* p, const T* const* v, int tiles, int column, int hd,
                                  float* out, const float* keep, const float* take) {
-    const uint16_t* at[kPartition / kTile];
+    const T* at[kPartitionTiles];
     for (; column + ND * 16 <= hd; column += ND * 16) {
         for (int t = 0; t < tiles; ++t) at[t] = v[t] + column * 2;
         A::template values<MR, ND>(p, at, tiles, hd, out + column, keep, take);
@@ -73,8 +79,8 @@ static inline void value_columns(const typename A::Operand* p, const uint16_t* c
 }
 
 // Weighted values of up to MR rows, merged into out when keep is not null; returns how many.
-template <class A, int MR>
-static inline int value_rows(const typename A::Operand* p, int rows, const uint16_t* const* v, int tiles, int hd,
+template <class A, int MR, class T>
+static inline int value_rows(const typename A::Operand* p, int rows, const T* const* v, int tiles, int hd,
                              float* out, const float* keep, const float* take) {
     if constexpr (MR > 1) {
         if (rows < MR) return value_rows<A, fewer_rows(MR)>(p, rows, v, tiles, hd, out, keep, take);
@@ -100,8 +106,11 @@ struct Row {
         to = some ? high % kTile : 0;
     }
 
-    // cap > 0: scores become cap * tanh(score).
-    float mask_and_max(float cap) {
+    // scales: of K, by tile, or null. cap > 0: scores become cap * tanh(score).
+    float mask_and_max(const float* const* scales, float cap) {
+        if (scales != nullptr)
+            for (int i = first; i <= last; ++i)
+                simd::store(s + i * kTile, simd::mul(simd::load(s + i * kTile), simd::load(scales[i])));
         if (cap > 0)
             for (int i = first; i <= last; ++i) {
                 simd::V16 x = simd::load(s + i * kTile);
@@ -119,9 +128,10 @@ struct Row {
         return simd::reduce_max(simd::max(odd, even));
     }
 
-    // Weights exp2(score - max), 0 where nothing is seen; returns their sum.
+    // Weights exp2(score - max), 0 where nothing is seen; returns their sum. scales: of V, by tile, or null; the
+    // weights are multiplied by them behind the sum.
     template <class A>
-    float weigh(float max) {
+    float weigh(float max, const float* const* scales) {
         auto* p = reinterpret_cast<typename A::Operand*>(s);
         simd::V16 shift = simd::splat(max), sum = simd::splat(0.0f);
         int i = 0;
@@ -129,6 +139,7 @@ struct Row {
         for (; i <= last; ++i) {
             simd::V16 x = simd::exp2(simd::sub(simd::load(s + i * kTile), shift));
             sum = simd::add(sum, x);
+            if (scales != nullptr) x = scaled(x, scales[i], i);
             A::store(p + i * kTile, x);
         }
         for (; i < tiles; ++i) A::store(p + i * kTile, simd::splat(0.0f));
@@ -136,6 +147,13 @@ struct Row {
     }
 
   private:
+    // Lanes that are not seen stay 0, whatever their scale.
+    simd::V16 scaled(simd::V16 x, const float* scales, int tile) const {
+        x = simd::mul(x, simd::load(scales));
+        if ((tile > first || from == 0) && (tile < last || to == kTile - 1)) return x;
+        x = simd::keep_lanes(x, tile == first ? from : 0, tile == last ? to : kTile - 1);
+        return simd::max(simd::splat(0.0f), x);
+    }
     void hide(int tile, int keep_first, int keep_last) {
         simd::store(s + tile * kTile, simd::keep_lanes(simd::load(s + tile * kTile), keep_first, keep_last));
     }
@@ -159,7 +177,7 @@ class Attend {
     using Operand = typename A::Operand;
 
   public:
-    Attend(const AttentionArgs& a, const Plan& plan, AttentionScratch& scratch) : a_(a), plan_(plan), s_(scratch) {
+    Attend(const AttentionArgs& a, const Plan& plan, AttentionScratch& scratch) : a_(a), plan_(plan), s_(scratch), runs_(a.kv) {
         constexpr float log2e = 1.44269504f;
         cap_ = a.softcap > 0 ? a.softcap * log2e : 0.0f;
         scale_ = a.softcap > 0 ? a.scale / a.softcap : a.scale * log2e;
@@ -240,19 +258,38 @@ class Attend {
 
     void partition(const Task& t, int part, int h) {
         const AttentionItem& item = a_.items[t.item];
-        int hd = a_.kv.head_dim, group = plan_.group_heads;
         int first = item.start + t.query, last = first + t.num_queries - 1;
-        Tiles tiles;
-        tiles.first = part * (kPartition / kTile);
-        int end = tiles.first + kPartition / kTile;
-        if (tiles.first < low(first) / kTile) tiles.first = low(first) / kTile;
+        int from = part * kPartitionTiles, end = from + kPartitionTiles;
+        if (from < low(first) / kTile) from = low(first) / kTile;
         if (end > last / kTile + 1) end = last / kTile + 1;
-        tiles.count = end - tiles.first;
-        if (tiles.count <= 0) {
+        if (from >= end) {
             if (t.split) store_nothing(t, part, h);
             return;
         }
-        find_tiles(a_.kv, item.table, (t.head + h) / plan_.heads_per_kv, last, s_, tiles);
+        int head = (t.head + h) / plan_.heads_per_kv;
+        // Few rows read int8 as it is, each value once; for many it is widened before.
+        if constexpr (A::kReadsInt8)
+            if (a_.kv.dtype == KVDtype::kInt8 && rows_ <= kFewRows && runs_.are_tiles()) {
+                Tiles<int8_t> tiles;
+                tiles.first = from;
+                tiles.count = end - from;
+                find_tiles(a_.kv, runs_, item.table, head, tiles);
+                return attend(t, part, h, tiles);
+            }
+        Tiles<uint16_t> tiles;
+        tiles.first = from;
+        tiles.count = end - from;
+        make_tiles(a_.kv, runs_, item.table, head, last, s_, tiles);
+        attend(t, part, h, tiles);
+    }
+
+    template <class T>
+    void attend(const Task& t, int part, int h, const Tiles<T>& tiles) {
+        int hd = a_.kv.head_dim, group = plan_.group_heads;
+        int first = a_.items[t.item].start + t.query, last = first + t.num_queries - 1;
+        bool scaled = a_.kv.dtype == KVDtype::kInt8;
+        const float* const* k_scale = scaled ? tiles.k_scale : nullptr;
+        const float* const* v_scale = scaled ? tiles.v_scale : nullptr;
 
         const Operand* q = reinterpret_cast<const Operand*>(s_.q) + int64_t(h) * rows_ * hd;
         bool few = rows_ <= kFewRows;
@@ -264,17 +301,17 @@ class Attend {
             int position = first + r / group;
             return Row(s_.scores + r * kScoreStride, tiles.count, base, low(position), position);
         };
-        for (int r = 0; r < rows_; ++r) s_.part_max[r] = row(r).mask_and_max(cap_);
-        for (int r = 0; r < rows_; ++r) s_.part_sum[r] = row(r).template weigh<A>(s_.part_max[r]);
+        for (int r = 0; r < rows_; ++r) s_.part_max[r] = row(r).mask_and_max(k_scale, cap_);
+        for (int r = 0; r < rows_; ++r) s_.part_sum[r] = row(r).template weigh<A>(s_.part_max[r], v_scale);
         if (!t.split) update_sums(h);
 
         const float* keep = t.split ? nullptr : s_.keep;
         float* acc = s_.acc + int64_t(h) * rows_ * hd;
-        if (edges_finite(tiles, low(last), first)) {
+        if (scaled || edges_finite(tiles, low(last), first)) {
             for (int r = 0; r < rows_;)
                 r += values(r, rows_ - r, tiles.v, tiles.count, acc, keep);
-        } else {
-            const uint16_t* v[kPartition / kTile];
+        } else if constexpr (sizeof(T) == 2) {
+            const T* v[kPartitionTiles];
             for (int r = 0; r < rows_; ++r) {
                 int position = first + r / group;
                 clean_tiles(tiles, low(position), position, hd, s_.clean, v);
@@ -285,16 +322,18 @@ class Attend {
     }
 
     // Scores of some of the next `rows` rows; how many.
-    int scores(const Operand* q, int rows, const Tiles& tiles, bool ahead, float* s) const {
+    template <class T>
+    int scores(const Operand* q, int rows, const Tiles<T>& tiles, bool ahead, float* s) const {
 #if defined(LEAFAGE_BF16)
         if constexpr (std::is_same_v<A, Amx>) return score_rows(q, a_.kv.head_dim, tiles, ahead, s);
         else
 #endif
-            return score_rows<A, A::kScoreRows>(q, rows, a_.kv.head_dim, tiles, ahead, s);
+            return score_rows<A, most_rows<T>(A::kScoreRows)>(q, rows, a_.kv.head_dim, tiles, ahead, s);
     }
 
     // Weighted values of some of the next `rows` rows from `row` on into acc; how many.
-    int values(int row, int rows, const uint16_t* const* v, int tiles, float* acc, const float* keep) const {
+    template <class T>
+    int values(int row, int rows, const T* const* v, int tiles, float* acc, const float* keep) const {
         int hd = a_.kv.head_dim;
         auto* p = reinterpret_cast<const Operand*>(s_.scores + row * kScoreStride);
         acc += row * hd;
@@ -303,34 +342,38 @@ class Attend {
         if constexpr (std::is_same_v<A, Amx>) return value_rows(p, rows, v, tiles, hd, acc, keep, s_.take + row);
         else
 #endif
-            return value_rows<A, A::kValueRows>(p, rows, v, tiles, hd, acc, keep, s_.take + row);
+            return value_rows<A, most_rows<T>(A::kValueRows)>(p, rows, v, tiles, hd, acc, keep, s_.take + row);
     }
 
     // Bring in the first K tiles of what follows: the next head, or the next partition.
-    void fetch_next(const Task& t, int part, int h, const Tiles& tiles) const {
+    template <class T>
+    void fetch_next(const Task& t, int part, int h, const Tiles<T>& tiles) const {
         const KVLayer& kv = a_.kv;
-        if (kv.block_size % kTile != 0) return;
+        bool in_place = runs_.are_tiles() && (sizeof(T) == 1 || kv.dtype == KVDtype::kBf16);
+        if (!in_place) return;
         int count = tiles.count < 4 ? tiles.count : 4;
-        size_t lines = size_t(kTile) * size_t(kv.head_dim) / 32;
+        size_t lines = runs_.bytes / 64;
         if (h + 1 < t.num_heads) {
-            size_t step = size_t(kv.block_size) * size_t(kv.head_dim);
-            for (int i = 0; i < count; ++i)
-                for (size_t j = 0; j < lines; ++j) fetch_line(tiles.k[i] + step + j * 32);
+            size_t step = runs_.k(1, 0) - (sizeof(T) == 1 ? kTile * sizeof(float) : 0);
+            for (int i = 0; i < count; ++i) {
+                const uint8_t* k = reinterpret_cast<const uint8_t*>(tiles.k[i]) + step;
+                for (size_t j = 0; j < lines; ++j) fetch_line(k + j * 64);
+            }
         } else if (part + 1 < t.part + t.num_parts) {
             const int32_t* table = a_.items[t.item].table;
             for (int i = 0; i < 4; ++i) {
                 int position = (part + 1) * kPartition + i * kTile;
                 if (position >= a_.items[t.item].start + a_.items[t.item].num_rows) return;
-                const uint16_t* k = block_values(kv, table[position / kv.block_size]) +
-                                    (size_t(t.head / plan_.heads_per_kv) * size_t(kv.block_size) +
-                                     size_t(position % kv.block_size)) * size_t(kv.head_dim);
-                for (size_t j = 0; j < lines; ++j) fetch_line(k + j * 32);
+                const uint8_t* k = block_bytes(kv, table[position / kv.block_size]) +
+                                   runs_.k(t.head / plan_.heads_per_kv, position % kv.block_size / kTile);
+                for (size_t j = 0; j < lines; ++j) fetch_line(k + j * 64);
             }
         }
     }
 
     // Whether V is finite in all tiles of which some row sees not all: rows see at least low .. high.
-    bool edges_finite(const Tiles& tiles, int low, int high) const {
+    bool edges_finite(const Tiles<int8_t>&, int, int) const { return true; }
+    bool edges_finite(const Tiles<uint16_t>& tiles, int low, int high) const {
         for (int i = 0; i < tiles.count; ++i) {
             int base = (tiles.first + i) * kTile;
             if ((base < low || base + kTile - 1 > high) && !all_finite(tiles.v[i], kTile * a_.kv.head_dim)) return false;
@@ -406,6 +449,7 @@ class Attend {
     const AttentionArgs& a_;
     const Plan& plan_;
     AttentionScratch& s_;
+    const Runs runs_;
     float cap_, scale_;
     int rows_ = 0;
 };

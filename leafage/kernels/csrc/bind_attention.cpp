@@ -83,13 +83,13 @@ const Kernels& variant(const std::string& name) {
     return way->second;
 }
 
-KVLayer layer(const Pool& pool, int block_size, int num_kv_heads, int head_dim) {
-    return {pool.data(), size_t(pool.stride(0)), block_size, num_kv_heads, head_dim};
+KVLayer layer(const Pool& pool, const std::string& dtype, int block_size, int num_kv_heads, int head_dim) {
+    return {pool.data(), size_t(pool.stride(0)), block_size, num_kv_heads, head_dim, kv_dtype(dtype)};
 }
 
-void py_kv_write(const Pool& pool, int block_size, int num_kv_heads, int head_dim, const In<float, 2>& x,
+void py_kv_write(const Pool& pool, const std::string& dtype, int block_size, int num_kv_heads, int head_dim, const In<float, 2>& x,
                  int k_column, int v_column, const In<int32_t, 1>& slots, int num_threads, const std::string& name) {
-    KVWriteArgs args{layer(pool, block_size, num_kv_heads, head_dim), x.data(), int(x.shape(1)), int(x.shape(0)),
+    KVWriteArgs args{layer(pool, dtype, block_size, num_kv_heads, head_dim), x.data(), int(x.shape(1)), int(x.shape(0)),
                      k_column, v_column, slots.data()};
     const Kernels& table = variant(name);
     nb::gil_scoped_release release;
@@ -110,7 +110,7 @@ double seconds_of(int num_threads) {
 }
 
 // Returns the seconds of the fastest of `repeat` runs.
-double py_attention(const Pool& pool, int block_size, int num_kv_heads, int head_dim,
+double py_attention(const Pool& pool, const std::string& dtype, int block_size, int num_kv_heads, int head_dim,
                     const In<float, 2>& q, const Out<float, 2>& out, float scale, float softcap, int window,
                     const In<int32_t, 1>& item_rows, const In<int32_t, 1>& item_num_rows,
                     const In<int32_t, 1>& item_starts, const In<int32_t, 1>& table_offsets,
@@ -125,7 +125,7 @@ double py_attention(const Pool& pool, int block_size, int num_kv_heads, int head
     std::unique_ptr<void, decltype(&std::free)> shared(std::aligned_alloc(64, size_t(round_up(int64_t(shared_bytes), 64))),
                                                        &std::free);
     if (!shared) throw std::bad_alloc();
-    AttentionArgs args{layer(pool, block_size, num_kv_heads, head_dim), q.data(), int(q.shape(1)), out.data(),
+    AttentionArgs args{layer(pool, dtype, block_size, num_kv_heads, head_dim), q.data(), int(q.shape(1)), out.data(),
                        int(out.shape(1)), num_heads, scale, softcap, window, int(items.size()), items.data(),
                        static_cast<uint8_t*>(shared.get()), shared_bytes};
     const Kernels& table = variant(name);
@@ -143,9 +143,9 @@ double py_attention(const Pool& pool, int block_size, int num_kv_heads, int head
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    m.def("kv_write", &py_kv_write, "pool"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "x"_a, "k_column"_a,
+    m.def("kv_write", &py_kv_write, "pool"_a, "dtype"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "x"_a, "k_column"_a,
           "v_column"_a, "slots"_a, "num_threads"_a, "variant"_a);
-    m.def("attention", &py_attention, "pool"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "q"_a, "out"_a,
+    m.def("attention", &py_attention, "pool"_a, "dtype"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "q"_a, "out"_a,
           "scale"_a, "softcap"_a, "window"_a, "item_rows"_a, "item_num_rows"_a, "item_starts"_a, "table_offsets"_a,
           "tables"_a, "num_threads"_a, "variant"_a, "shared_bytes"_a, "repeat"_a);
     m.def("attention_variants", [] {

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "attention.h"
 #include "program.h"
 #include "weights.h"
 
@@ -62,8 +63,10 @@ Op unary(OpKind kind, int in, int out) {
 
 void bind_program(nb::module_& m) {
     nb::class_<KVCache>(m, "KVCache")
-        .def(nb::init<int, int, int, int, int>(), "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a,
-             "head_dim"_a)
+        .def("__init__", [](KVCache* self, const std::string& dtype, int num_layers, int num_blocks, int block_size,
+                            int num_kv_heads, int head_dim) {
+            new (self) KVCache(kv_dtype(dtype), num_layers, num_blocks, block_size, num_kv_heads, head_dim);
+        }, "dtype"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a)
         .def_prop_ro("num_bytes", &KVCache::num_bytes)
         .def_ro("num_layers", &KVCache::num_layers_)
         .def_ro("num_blocks", &KVCache::num_blocks_)

@@ -32,6 +32,9 @@ struct EmbedArgs {
     float scale;
 };
 
+// How K and V are kept; int8 with a scale per token and KV head.
+enum class KVDtype { kBf16, kInt8 };
+
 // One layer of the paged cache. A block holds block_size tokens; layout: attention.h.
 struct KVLayer {
     uint8_t* base;        // of block 0
@@ -39,6 +42,7 @@ struct KVLayer {
     int block_size;
     int num_kv_heads;
     int head_dim;
+    KVDtype dtype;
 };
 
 struct KVWriteArgs {

@@ -28,13 +28,14 @@ uint8_t* aligned_bytes(size_t bytes) {
 
 }  // namespace
 
-KVCache::KVCache(int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim)
-    : num_layers_(num_layers),
+KVCache::KVCache(KVDtype dtype, int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim)
+    : dtype_(dtype),
+      num_layers_(num_layers),
       num_blocks_(num_blocks),
       block_size_(block_size),
       num_kv_heads_(num_kv_heads),
       head_dim_(head_dim),
-      layer_bytes_(kv_layer_bytes(block_size, num_kv_heads, head_dim)),
+      layer_bytes_(kv_layer_bytes(dtype, block_size, num_kv_heads, head_dim)),
       block_bytes_(layer_bytes_ * size_t(num_layers)) {
     void* p = mmap(nullptr, num_bytes() + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
@@ -46,7 +47,8 @@ KVCache::KVCache(int num_layers, int num_blocks, int block_size, int num_kv_head
 KVCache::~KVCache() { munmap(base_, num_bytes() + kHugePage); }
 
 KVLayer KVCache::layer(int index) const {
-    return {base_ + layer_bytes_ * size_t(index), block_bytes_, block_size_, num_kv_heads_, head_dim_};
+    return {base_ + layer_bytes_ * size_t(index), block_bytes_, block_size_, num_kv_heads_, head_dim_,
+            dtype_};
 }
 
 void Program::FreeDeleter::operator()(void* p) const { std::free(p); }

@@ -10,7 +10,7 @@ namespace leafage {
 // The K/V pool of all layers, zero-filled by the OS, in huge pages where it gives them.
 class KVCache {
   public:
-    KVCache(int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim);
+    KVCache(KVDtype dtype, int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim);
     ~KVCache();
     KVCache(const KVCache&) = delete;
     KVCache& operator=(const KVCache&) = delete;
@@ -19,6 +19,7 @@ class KVCache {
     size_t num_bytes() const { return block_bytes_ * size_t(num_blocks_); }
     uint8_t* base() const { return base_; }
 
+    const KVDtype dtype_;
     const int num_layers_, num_blocks_, block_size_, num_kv_heads_, head_dim_;
     const size_t layer_bytes_, block_bytes_;  // of a block: one layer, all layers
 

@@ -29,6 +29,14 @@ struct V16 {
 };
 static inline V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 static inline void store(float* p, V16 a) { _mm512_storeu_ps(p, a.v); }
+static inline V16 load_int8(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+// The upper halves of both, interleaved: bf16 pairs, exact where the lower halves are 0.
+static inline __m512i upper_pairs(V16 first, V16 second) {
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(first.v), 16), _mm512_castps_si512(second.v));
+}
+static inline void store_pairs(uint16_t* p, V16 first, V16 second) { _mm512_storeu_si512(p, upper_pairs(first, second)); }
 static inline V16 splat(float x) { return {_mm512_set1_ps(x)}; }
 static inline V16 add(V16 a, V16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline V16 sub(V16 a, V16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -74,6 +82,17 @@ static inline V16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_load
 static inline void store(float* p, V16 x) {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
+}
+static inline __m256 load_int8x8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+static inline V16 load_int8(const int8_t* p) { return {load_int8x8(p), load_int8x8(p + 8)}; }
+static inline __m256i upper_pairs8(__m256 first, __m256 second) {
+    return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(first), 16), _mm256_castps_si256(second));
+}
+static inline void store_pairs(uint16_t* p, V16 first, V16 second) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), upper_pairs8(first.a, second.a));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), upper_pairs8(first.b, second.b));
 }
 static inline V16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 static inline V16 add(V16 x, V16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
@@ -140,6 +159,23 @@ static inline V16 load(const float* p) {
     return r;
 }
 static inline void store(float* p, const V16& a) { std::memcpy(p, &a, sizeof a); }
+static inline V16 load_int8(const int8_t* p) {
+    typedef int8_t B4 __attribute__((vector_size(4)));
+    V16 r;
+    LEAFAGE_EACH(i) {
+        B4 b;
+        std::memcpy(&b, p + 4 * i, sizeof b);
+        r.v[i] = __builtin_convertvector(b, F4);
+    }
+    return r;
+}
+static inline void store_pairs(uint16_t* p, const V16& first, const V16& second) {
+    typedef uint32_t U4 __attribute__((vector_size(16)));
+    LEAFAGE_EACH(i) {
+        U4 pairs = (U4)first.v[i] >> 16 | (U4)second.v[i];
+        std::memcpy(p + 8 * i, &pairs, sizeof pairs);
+    }
+}
 static inline V16 splat(float x) {
     F4 f = {x, x, x, x};
     return {{f, f, f, f}};

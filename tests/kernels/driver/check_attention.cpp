@@ -8,7 +8,8 @@ using namespace leafage;
 namespace {
 
 KVLayer layer_of(const Case& one, std::vector<uint8_t>& pool, int block_bytes, int block_size) {
-    return {pool.data(), size_t(block_bytes), block_size, one.integer("num_kv_heads"), one.integer("head_dim")};
+    return {pool.data(), size_t(block_bytes), block_size, one.integer("num_kv_heads"), one.integer("head_dim"),
+            one.integer("int8") ? KVDtype::kInt8 : KVDtype::kBf16};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,7 @@ from leafage.kernels import reference, reference_attention, reference_linear, re
 from leafage.kernels.native import rope_table
 from leafage.kernels.native_sampling import NativeSampler
 from leafage.kernels.program import Rope
-from leafage.kernels.reference_attention import PagedLayer, from_bf16, to_bf16
+from leafage.kernels.reference_attention import to_bf16
 from leafage.kernels.reference_sampling import SamplingRow
 from tests.kernels.attention_cases import Sequences, error_bound
 from tests.kernels.weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
@@ -205,8 +206,19 @@ def kv_write(out: Vectors) -> None:
             target.reshape(-1, heads, head_dim)[slots[kept]] = values
         out.case(
             f"kv_write block size {block_size}", pool=before, block_size=block_size, num_kv_heads=heads,
-            head_dim=head_dim, x=x, k_column=10, v_column=170, slots=slots,
+            head_dim=head_dim, x=x, k_column=10, v_column=170, slots=slots, int8=0,
             expected=reference_attention.pack(k, v).pool,
+        )  # fmt: skip
+        k, v = normal(rng, *shape), normal(rng, *shape)
+        before = reference_attention.pack_int8(k, v).pool.copy()
+        x[4], x[5] = 0, 3e38
+        for target, column in ((k, 10), (v, 170)):
+            values = x[kept, column : column + heads * head_dim].reshape(-1, heads, head_dim)
+            target.reshape(-1, heads, head_dim)[slots[kept]] = values
+        out.case(
+            f"kv_write int8, block size {block_size}", pool=before, block_size=block_size, num_kv_heads=heads,
+            head_dim=head_dim, x=x, k_column=10, v_column=170, slots=slots, int8=1,
+            expected=reference_attention.pack_int8(k, v).pool,
         )  # fmt: skip
     pool = rng.integers(0, 256, (9, 200), dtype=np.uint8)
     src, dst = [0, 5, 0], [8, 1, 3]
@@ -232,6 +244,7 @@ def attention_case(
     options = {"scale": scale, "window": window, "softcap": softcap}
     arrays: dict[str, Any] = {"block_sizes": list(block_sizes), **options}
     arrays |= {"num_kv_heads": sequences.num_kv_heads, "head_dim": sequences.head_dim}
+    arrays["int8"] = int(sequences.dtype == "int8")
     for i, block_size in enumerate(block_sizes):
         layer, tables = sequences.paged(block_size, rng, garbage=np.nan)
         q, inputs = sequences.step(tables, pieces)
@@ -240,16 +253,14 @@ def attention_case(
     q, inputs = sequences.step(tables, pieces)
     arrays |= {"q": q, "rows": inputs.item_rows, "num_rows": inputs.item_num_rows}
     arrays["starts"] = inputs.item_starts
-    arrays["expected"] = reference_attention.attention(q, finite, inputs, **options)
-    absolute = finite.pool.view(np.uint16).copy()
-    absolute[:, absolute.shape[1] // 2 :] &= 0x7FFF
-    positive = PagedLayer(absolute.view(np.uint8), 16, sequences.num_kv_heads, sequences.head_dim)
-    magnitude = reference_attention.attention(q, positive, inputs, **options)
+    k, v = reference_attention.values(finite)
+    arrays["expected"] = reference_attention.attention_over(q, k, v, inputs, **options)
+    magnitude = reference_attention.attention_over(q, k, np.abs(v), inputs, **options)
     for key, bf16 in (("limit", False), ("limit_bf16", True)):
         bound = error_bound(q, sequences, pieces, scale, bf16)
         arrays[key] = magnitude * np.repeat(bound, sequences.head_dim, axis=1)
     # Another specification of the same op, with K and V as float32: the two must agree.
-    k, v = (from_bf16(a) for a in reference_attention.unpack(finite))
+    k, v = (a.astype(np.float32) for a in (k, v))
     again = reference.attention(q, k, v, inputs, num_heads=q.shape[1] // sequences.head_dim, **options)
     np.testing.assert_allclose(again, arrays["expected"], atol=1e-4)
     out.case(f"attention {name}", **arrays)
@@ -258,15 +269,18 @@ def attention_case(
 def attention(out: Vectors) -> None:
     rng = np.random.default_rng(5)
 
-    def make(lengths: list[int], num_kv_heads: int, num_heads: int, head_dim: int) -> Sequences:
+    def make(
+        lengths: list[int], num_kv_heads: int, num_heads: int, head_dim: int, dtype: str = "bfloat16"
+    ) -> Sequences:
         return Sequences.random(
-            rng, lengths, num_kv_heads=num_kv_heads, num_heads=num_heads, head_dim=head_dim
+            rng, lengths, num_kv_heads=num_kv_heads, num_heads=num_heads, head_dim=head_dim, dtype=dtype
         )
 
     for heads in ((3, 9, 64), (1, 4, 256), (4, 8, 32), (2, 2, 80), (1, 26, 16)):
         pieces = [(0, 280, 300), (1, 16, 17), (2, 0, 1), (3, 100, 110)]
         name = f"mixed, {heads[0]} K/V heads, {heads[1]} heads of {heads[2]}"
         attention_case(out, name, make([300, 17, 1, 130], *heads), pieces, rng)
+        attention_case(out, f"int8, {name}", make([300, 17, 1, 130], *heads, "int8"), pieces, rng)
     prompt = make([100], 2, 6, 32)
     attention_case(out, "prefill", prompt, [(0, 0, 100)], rng, (16, 32, 3, 1))
     for length in (1, 16, 17, 256, 257, 513):
@@ -275,6 +289,8 @@ def attention(out: Vectors) -> None:
     pieces = [(0, 660, 680), (1, 0, 40), (0, 699, 700)]
     for window in (1, 16, 100, 256):
         attention_case(out, f"window {window}", long, pieces, rng, (16, 8), window=window)
+    in_int8 = replace(long, dtype="int8")
+    attention_case(out, "int8, window and soft cap", in_int8, pieces, rng, (16, 8), softcap=5.0, window=77)
     attention_case(out, "soft cap", long, pieces, rng, (16, 8), softcap=20.0)
     attention_case(out, "soft cap and window", long, pieces, rng, (16, 8), softcap=5.0, window=77)
 
