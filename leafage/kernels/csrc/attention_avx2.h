@@ -36,14 +36,15 @@ struct Fma {
         }
     }
 
-    template <int MR, int ND, class T>
-    static void values(const Operand* p, const T* const* v, int tiles, int head_dim, float* out,
+    template <int MR, int ND, bool kAhead, class T>
+    static void values(const Operand* p, const T* const* v, int tiles, int head_dim, const Next<T>& next, float* out,
                        const float* keep, const float* take) {
         __m256 acc[MR][2];
 #pragma GCC unroll 4
         for (int m = 0; m < MR; ++m) acc[m][0] = acc[m][1] = _mm256_setzero_ps();
         for (int t = 0; t < tiles; ++t)
             for (int i = 0; i < kTile; i += 2) {
+                if constexpr (kAhead) next.template fetch<ND>(t, i);
                 Pairs a = widen<0>(v[t] + i * head_dim), b = widen<1>(v[t] + i * head_dim);
 #pragma GCC unroll 4
                 for (int m = 0; m < MR; ++m) add_pairs(acc[m], a, b, p + m * kScoreStride + t * kTile + i);

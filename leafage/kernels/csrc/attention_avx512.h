@@ -53,8 +53,8 @@ struct Fma {
             for (int n = 0; n < NT; ++n) _mm512_storeu_ps(s + m * kScoreStride + n * kTile, acc[m][n]);
     }
 
-    template <int MR, int ND, class T>
-    static void values(const Operand* p, const T* const* v, int tiles, int head_dim, float* out,
+    template <int MR, int ND, bool kAhead, class T>
+    static void values(const Operand* p, const T* const* v, int tiles, int head_dim, const Next<T>& next, float* out,
                        const float* keep, const float* take) {
         __m512 acc[MR][ND];
 #pragma GCC unroll 16
@@ -63,6 +63,7 @@ struct Fma {
             for (int n = 0; n < ND; ++n) acc[m][n] = _mm512_setzero_ps();
         for (int t = 0; t < tiles; ++t)
             for (int i = 0; i < kTile; i += 2) {
+                if constexpr (kAhead) next.template fetch<ND>(t, i);
                 Pairs vv[ND];
 #pragma GCC unroll 4
                 for (int n = 0; n < ND; ++n) vv[n] = widen(v[t] + i * head_dim + n * 32);

@@ -32,14 +32,16 @@ struct Fma {
             for (int n = 0; n < 4; ++n) vst1q_f32(s + m * kScoreStride + 4 * n, acc[m][n]);
     }
 
-    template <int MR, int ND>
-    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, float* out,
-                       const float* keep, const float* take) {
+    template <int MR, int ND, bool kAhead>
+    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, const Next<uint16_t>& next,
+                       float* out, const float* keep, const float* take) {
         float32x4_t acc[MR][4];
         clear<MR>(acc);
         for (int t = 0; t < tiles; ++t)
-            for (int i = 0; i < kTile; i += 2)
+            for (int i = 0; i < kTile; i += 2) {
+                if constexpr (kAhead) next.fetch<ND>(t, i);
                 add_pairs<MR>(acc, v[t] + i * head_dim, p + t * kTile + i, kScoreStride);
+            }
 #pragma GCC unroll 4
         for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4

@@ -26,12 +26,15 @@ struct Plain {
         std::memcpy(s, acc, sizeof acc);
     }
 
-    template <int MR, int ND>
-    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, float* out,
-                       const float* keep, const float* take) {
+    template <int MR, int ND, bool kAhead>
+    static void values(const Operand* p, const uint16_t* const* v, int tiles, int head_dim, const Next<uint16_t>& next,
+                       float* out, const float* keep, const float* take) {
         float acc[16] = {};
         for (int t = 0; t < tiles; ++t)
-            for (int i = 0; i < kTile; i += 2) add_pairs(acc, p + t * kTile + i, v[t] + i * head_dim);
+            for (int i = 0; i < kTile; i += 2) {
+                if constexpr (kAhead) next.fetch<ND>(t, i);
+                add_pairs(acc, p + t * kTile + i, v[t] + i * head_dim);
+            }
         for (int j = 0; j < 16; ++j) out[j] = keep != nullptr ? out[j] * keep[0] + acc[j] * take[0] : acc[j];
     }
 

@@ -67,25 +67,31 @@ static inline int score_rows(const typename A::Operand* q, int rows, int hd, con
 
 template <class A, int MR, int ND, class T>
 static inline void value_columns(const typename A::Operand* p, const T* const* v, int tiles, int column, int hd,
-                                 float* out, const float* keep, const float* take) {
-    const T* at[kPartitionTiles];
+                                 const T* const* next, float* out, const float* keep, const float* take) {
+    const T *at[kPartitionTiles], *next_at[kPartitionTiles];
     for (; column + ND * 16 <= hd; column += ND * 16) {
         for (int t = 0; t < tiles; ++t) at[t] = v[t] + column * 2;
-        A::template values<MR, ND>(p, at, tiles, hd, out + column, keep, take);
+        if (next != nullptr) {
+            for (int t = 0; t < tiles; ++t) next_at[t] = next[t] + column * kTile;
+            A::template values<MR, ND, true>(p, at, tiles, hd, Next<T>{next_at}, out + column, keep, take);
+        } else {
+            A::template values<MR, ND, false>(p, at, tiles, hd, Next<T>{}, out + column, keep, take);
+        }
     }
     if constexpr (ND > 1) {
-        if (column < hd) value_columns<A, MR, ND / 2>(p, v, tiles, column, hd, out, keep, take);
+        if (column < hd) value_columns<A, MR, ND / 2>(p, v, tiles, column, hd, next, out, keep, take);
     }
 }
 
-// Weighted values of up to MR rows, merged into out when keep is not null; returns how many.
+// Weighted values of up to MR rows, merged into out when keep is not null; returns how many. next: K tiles to fetch
+// meanwhile, one for each of V, or null.
 template <class A, int MR, class T>
 static inline int value_rows(const typename A::Operand* p, int rows, const T* const* v, int tiles, int hd,
-                             float* out, const float* keep, const float* take) {
+                             const T* const* next, float* out, const float* keep, const float* take) {
     if constexpr (MR > 1) {
-        if (rows < MR) return value_rows<A, fewer_rows(MR)>(p, rows, v, tiles, hd, out, keep, take);
+        if (rows < MR) return value_rows<A, fewer_rows(MR)>(p, rows, v, tiles, hd, next, out, keep, take);
     }
-    value_columns<A, MR, A::value_blocks(MR)>(p, v, tiles, 0, hd, out, keep, take);
+    value_columns<A, MR, A::value_blocks(MR)>(p, v, tiles, 0, hd, next, out, keep, take);
     return MR;
 }
 
@@ -294,7 +300,6 @@ class Attend {
         const Operand* q = reinterpret_cast<const Operand*>(s_.q) + int64_t(h) * rows_ * hd;
         bool few = rows_ <= kFewRows;
         for (int r = 0; r < rows_;) r += scores(q + r * hd, rows_ - r, tiles, few, s_.scores + r * kScoreStride);
-        if (few) fetch_next(t, part, h, tiles);
 
         int base = tiles.first * kTile;
         auto row = [&](int r) {
@@ -308,14 +313,16 @@ class Attend {
         const float* keep = t.split ? nullptr : s_.keep;
         float* acc = s_.acc + int64_t(h) * rows_ * hd;
         if (scaled || edges_finite(tiles, low(last), first)) {
-            for (int r = 0; r < rows_;)
-                r += values(r, rows_ - r, tiles.v, tiles.count, acc, keep);
+            const T* following[kPartitionTiles];
+            const T* const* next = few && find_next(t, part, h, tiles, following) ? following : nullptr;
+            for (int r = 0; r < rows_; next = nullptr)
+                r += values(r, rows_ - r, tiles.v, tiles.count, next, acc, keep);
         } else if constexpr (sizeof(T) == 2) {
             const T* v[kPartitionTiles];
             for (int r = 0; r < rows_; ++r) {
                 int position = first + r / group;
                 clean_tiles(tiles, low(position), position, hd, s_.clean, v);
-                values(r, 1, v, tiles.count, acc, keep);
+                values<T>(r, 1, v, tiles.count, nullptr, acc, keep);
             }
         }
         if (t.split) store_partial(t, part, h);
@@ -333,7 +340,8 @@ class Attend {
 
     // Weighted values of some of the next `rows` rows from `row` on into acc; how many.
     template <class T>
-    int values(int row, int rows, const T* const* v, int tiles, float* acc, const float* keep) const {
+    int values(int row, int rows, const T* const* v, int tiles, const T* const* next, float* acc,
+               const float* keep) const {
         int hd = a_.kv.head_dim;
         auto* p = reinterpret_cast<const Operand*>(s_.scores + row * kScoreStride);
         acc += row * hd;
@@ -342,33 +350,32 @@ class Attend {
         if constexpr (std::is_same_v<A, Amx>) return value_rows(p, rows, v, tiles, hd, acc, keep, s_.take + row);
         else
 #endif
-            return value_rows<A, most_rows<T>(A::kValueRows)>(p, rows, v, tiles, hd, acc, keep, s_.take + row);
+            return value_rows<A, most_rows<T>(A::kValueRows)>(p, rows, v, tiles, hd, next, acc, keep, s_.take + row);
     }
 
-    // Bring in the first K tiles of what follows: the next head, or the next partition.
+    // The K tiles that are scored after these: of the next head, or of the next partition; one for each tile, the
+    // last ones perhaps again. False: nothing follows in this task, or it is gathered.
     template <class T>
-    void fetch_next(const Task& t, int part, int h, const Tiles<T>& tiles) const {
+    bool find_next(const Task& t, int part, int h, const Tiles<T>& tiles, const T** next) const {
         const KVLayer& kv = a_.kv;
-        bool in_place = runs_.are_tiles() && (sizeof(T) == 1 || kv.dtype == KVDtype::kBf16);
-        if (!in_place) return;
-        int count = tiles.count < 4 ? tiles.count : 4;
-        size_t lines = runs_.bytes / 64;
+        if (!runs_.are_tiles() || (sizeof(T) == 2 && kv.dtype != KVDtype::kBf16)) return false;
         if (h + 1 < t.num_heads) {
-            size_t step = runs_.k(1, 0) - (sizeof(T) == 1 ? kTile * sizeof(float) : 0);
-            for (int i = 0; i < count; ++i) {
-                const uint8_t* k = reinterpret_cast<const uint8_t*>(tiles.k[i]) + step;
-                for (size_t j = 0; j < lines; ++j) fetch_line(k + j * 64);
-            }
-        } else if (part + 1 < t.part + t.num_parts) {
-            const int32_t* table = a_.items[t.item].table;
-            for (int i = 0; i < 4; ++i) {
-                int position = (part + 1) * kPartition + i * kTile;
-                if (position >= a_.items[t.item].start + a_.items[t.item].num_rows) return;
-                const uint8_t* k = block_bytes(kv, table[position / kv.block_size]) +
-                                   runs_.k(t.head / plan_.heads_per_kv, position % kv.block_size / kTile);
-                for (size_t j = 0; j < lines; ++j) fetch_line(k + j * 64);
-            }
+            if ((t.head + h + 1) / plan_.heads_per_kv == (t.head + h) / plan_.heads_per_kv) return false;
+            for (int i = 0; i < tiles.count; ++i) next[i] = tiles.k[i] + runs_.bytes * runs_.per_block / sizeof(T);
+            return true;
         }
+        if (part + 1 >= t.part + t.num_parts) return false;
+        const AttentionItem& item = a_.items[t.item];
+        const int last = (item.start + item.num_rows - 1) / kTile;
+        for (int i = 0; i < tiles.count; ++i) {
+            int tile = (part + 1) * kPartitionTiles + i;
+            if (tile > last) tile = last;
+            int position = tile * kTile;
+            next[i] = reinterpret_cast<const T*>(block_bytes(kv, item.table[position / kv.block_size]) +
+                                                 runs_.k(t.head / plan_.heads_per_kv, position % kv.block_size / kTile)) +
+                      (sizeof(T) == 1 ? kTile * sizeof(float) : 0);
+        }
+        return true;
     }
 
     // Whether V is finite in all tiles of which some row sees not all: rows see at least low .. high.
