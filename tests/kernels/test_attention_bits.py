@@ -204,3 +204,38 @@ def test_any_cut_of_any_batch(data: st.DataObject) -> None:
         **options,
     )
     np.testing.assert_array_equal(got, np.concatenate([whole[s][start:end] for s, start, end in pieces]))
+
+
+# Items, and how many tokens of each other's prefix they have: (item, prefix of which, tokens).
+GRAFTS = {
+    "all of one": [(i, 0, 512) for i in range(1, 12)],
+    "two levels": [(i, 0, 256) for i in range(1, 6)] + [(i, 6, 768) for i in range(7, 12)] + [(6, 0, 256)],
+    "more than a task takes": [(i, 0, 768) for i in range(1, 40)],
+    "less than a partition": [(1, 0, 240)],
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("grafts", GRAFTS.values(), ids=GRAFTS.keys())
+def test_rows_that_share_a_prefix_have_the_bits_of_rows_alone(
+    variant: str, shape: str, grafts: list[tuple[int, int, int]]
+) -> None:
+    count = max(item for item, _, _ in grafts) + 2
+    lengths = [770 + 37 * i % 300 for i in range(count)]
+    sequences = make(shape, lengths)
+    layer, tables = sequences.paged(16, None, 0.0)
+    for item, source, tokens in sorted(grafts, key=lambda graft: graft[0] in {6}, reverse=True):
+        tables[item] = np.concatenate([tables[source][: tokens // 16], tables[item][tokens // 16 :]])
+    pieces = [(i, length - 1, length) for i, length in enumerate(lengths)]
+    pieces.insert(3, (0, 700, 720))  # rows of a prompt take no part
+
+    def run(some: list[tuple[int, int, int]], threads: int) -> np.ndarray:
+        q, inputs = sequences.step(tables, some)
+        scale = sequences.head_dim**-0.5
+        out = native_attention.attention(q, layer, inputs, scale=scale, num_threads=threads, variant=variant)
+        return out.view(np.uint32)
+
+    alone = np.concatenate([run([piece], 1) for piece in pieces])
+    for threads in (1, 2, 3):
+        np.testing.assert_array_equal(run(pieces, threads), alone)

@@ -27,12 +27,13 @@ size_t worker_scratch_bytes() { return std::max(attention_scratch_bytes(), size_
 
 size_t attention_scratch_bytes() { return sizeof(AttentionScratch) + 64; }
 
-// Room for the partial results of partitions that different threads compute. A constant: longer contexts are
-// done in rounds (attention_impl.h).
+// Room for the partial results of partitions that different threads compute, and for the states of rows that share
+// a prefix. A constant: longer contexts are done in rounds (attention_run.h).
 size_t attention_shared_bytes(int max_rows, int num_heads, int head_dim) {
     size_t record = partial_floats(head_dim) * sizeof(float);
     size_t least = size_t(std::min(max_rows, kSplitRows)) * num_heads * record * 8;
-    return std::max<size_t>(least, size_t(2) << 20);
+    size_t prefixes = size_t(std::min(max_rows, kSharedRows)) * num_heads * record * 2;  // half is for the records
+    return std::max<size_t>({least, prefixes, size_t(2) << 20});
 }
 
 void copy_blocks(const CopyBlocksArgs& a, Worker& worker) {

@@ -1,7 +1,7 @@
 // Who computes what: cuts the items of a step into tasks. Every member of the team makes the same plan from the
 // same arguments, so nothing is exchanged, and no cut changes a result.
 #pragma once
-#include "attention_scratch.h"
+#include "attention_prefix.h"
 
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
@@ -17,6 +17,7 @@ struct ItemPlan {
 
 struct Task {
     int item;
+    const int* members;       // of a shared prefix: the items of its queries; null: all are of `item`
     int query, num_queries;
     int head, num_heads;      // virtual KV heads
     int part, num_parts;
@@ -35,16 +36,21 @@ class Plan {
     // A KV head whose group is larger than kGroupHeads counts as several virtual ones.
     int virtual_heads, group_heads, heads_per_kv;
 
-    // block_rows: query rows that share each K/V load, at most.
-    Plan(const AttentionArgs& a, int num_threads, int block_rows)
-        : a_(a), threads_(num_threads), block_rows_(block_rows) {
+    // block_rows: query rows that share each K/V load, at most. `prefixes` is filled here.
+    Plan(const AttentionArgs& a, int num_threads, int block_rows, Prefixes& prefixes)
+        : a_(a), prefixes_(prefixes), threads_(num_threads), block_rows_(block_rows) {
         int group = a.num_heads / a.kv.num_kv_heads, cut = 1;
         while (group % cut != 0 || group / cut > kGroupHeads) ++cut;
         group_heads = group / cut;
         heads_per_kv = cut;
         virtual_heads = a.kv.num_kv_heads * cut;
+        const int64_t state_bytes = stride() * int64_t(sizeof(float)) * a.num_heads;
+        const int64_t room = std::min<int64_t>(kSharedRows, int64_t(a.shared_bytes / 2) / state_bytes);
+        prefixes.find(a, int(room), block_rows / group_heads);
+        // States of shared rows lie before those of split ones.
+        if (!prefixes.shared.empty()) records_at_ = stride() * a.num_heads * room;
         if (num_threads == 1) return;
-        for (int i = 0; i < a.num_items; ++i) total_ += cost(a.items[i]);
+        for (int i = 0; i < a.num_items; ++i) total_ += cost(i);
         limit_ = total_ / (4 * num_threads) + 1;
         int most = 0;
         for (int i = 0; i < a.num_items; ++i) {
@@ -54,7 +60,7 @@ class Plan {
             if (p.num_parts > most) most = p.num_parts;
         }
         if (split_rows == 0) return;
-        int64_t records = int64_t(a.shared_bytes / (partial_floats(a.kv.head_dim) * sizeof(float)));
+        int64_t records = (int64_t(a.shared_bytes / sizeof(float)) - records_at_) / stride();
         int64_t per_round = records / split_rows - 1;  // one record per row-head carries the state
         if (per_round < 1) {
             may_split_ = false;
@@ -70,14 +76,15 @@ class Plan {
         const AttentionItem& it = a_.items[i];
         int last = it.start + it.num_rows - 1;
         int low = a_.window > 0 && it.start - a_.window + 1 > 0 ? it.start - a_.window + 1 : 0;
-        ItemPlan p{i, low / kPartition, 0, 0, 1, 0, false, base};
+        const int shared = prefixes_.parts(i);
+        ItemPlan p{i, shared > 0 ? shared : low / kPartition, 0, 0, 1, 0, false, base};
         p.num_parts = last / kPartition - p.first_part + 1;
         p.queries = block_rows_ / group_heads;
         if (p.queries > it.num_rows) p.queries = it.num_rows;
         bool few_rows = it.num_rows * group_heads <= kSplitRows;
         int all_heads = kStateRows / (p.queries * group_heads);
         if (all_heads > virtual_heads) all_heads = virtual_heads;
-        int64_t work = threads_ == 1 ? 0 : cost(it);
+        int64_t work = threads_ == 1 ? 0 : cost(i);
         if (threads_ == 1 || work <= limit_) {
             if (few_rows) p.heads = all_heads;
             return p;
@@ -113,6 +120,7 @@ class Plan {
         int query_blocks = int(ceil_div(it.num_rows, p.queries));
         Task t;
         t.item = p.index;
+        t.members = nullptr;
         t.head = index % head_blocks * p.heads;
         index /= head_blocks;
         // Later rows see more: first, so that the team ends together.
@@ -134,6 +142,27 @@ class Plan {
         return t;
     }
 
+    // Tasks of a shared prefix: as many of its rows as fit, one KV head each.
+    int queries_of_prefix() const { return block_rows_ / group_heads; }
+    int64_t num_tasks(const SharedPrefix& p) const { return ceil_div(p.count, queries_of_prefix()) * virtual_heads; }
+    Task task(const SharedPrefix& p, int index) const {
+        Task t{};
+        t.members = prefixes_.members.data() + p.first;
+        t.item = t.members[0];
+        t.head = index % virtual_heads;
+        t.num_heads = 1;
+        t.query = index / virtual_heads * queries_of_prefix();
+        t.num_queries = p.count - t.query < queries_of_prefix() ? p.count - t.query : queries_of_prefix();
+        t.num_parts = p.parts;
+        return t;
+    }
+
+    // Partitions of item i's prefix that are done with others, and the state of its row after them.
+    int shared_parts(int i) const { return prefixes_.parts(i); }
+    float* prefix_state(int i, int head) const {
+        return reinterpret_cast<float*>(a_.shared) + (int64_t(prefixes_.place(i)) * a_.num_heads + head) * stride();
+    }
+
     // The running state of a row-head of a split item, and its partial results of the round's partitions.
     float* state(int64_t row_head) const { return floats() + row_head * stride(); }
     float* partial(int64_t row_head, int part_of_round) const {
@@ -142,19 +171,22 @@ class Plan {
 
   private:
     // Query-key pairs of one head, about.
-    int64_t cost(const AttentionItem& it) const {
+    int64_t cost(int i) const {
+        const AttentionItem& it = a_.items[i];
         int64_t low = it.start + 1, high = it.start + it.num_rows;
         if (a_.window > 0) {
             if (low > a_.window) low = a_.window;
             if (high > a_.window) high = a_.window;
         }
-        return it.num_rows * (low + high) / 2;
+        return it.num_rows * (low + high) / 2 - int64_t(prefixes_.parts(i)) * kPartition;
     }
-    float* floats() const { return reinterpret_cast<float*>(a_.shared); }
+    float* floats() const { return reinterpret_cast<float*>(a_.shared) + records_at_; }
     int64_t stride() const { return int64_t(partial_floats(a_.kv.head_dim)); }
 
     const AttentionArgs& a_;
+    const Prefixes& prefixes_;
     int threads_, block_rows_;
+    int64_t records_at_ = 0;
     bool may_split_ = true;
     int64_t total_ = 0, limit_ = 0;
 };

@@ -8,8 +8,18 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 template <class A>
 static void attention_by(const AttentionArgs& a, Worker& worker) {
-    Plan plan(a, worker.count, A::kBlockRows);
+    static thread_local Prefixes prefixes;  // kept: its vectors have their memory
+    Plan plan(a, worker.count, A::kBlockRows, prefixes);
     Attend<A> attend(a, plan, *reinterpret_cast<AttentionScratch*>(worker.scratch));
+    if (!prefixes.shared.empty()) {
+        int64_t ticket = worker.take(), first = 0;
+        for (const SharedPrefix& prefix : prefixes.shared) {
+            int64_t count = plan.num_tasks(prefix);
+            for (; ticket < first + count; ticket = worker.take()) attend.run(plan.task(prefix, int(ticket - first)));
+            first += count;
+        }
+        worker.barrier();
+    }
     for (int round = 0; round < plan.num_rounds; ++round) {
         int64_t ticket = worker.take(), first = 0, base = 0;
         for (int i = 0; i < a.num_items; ++i) {

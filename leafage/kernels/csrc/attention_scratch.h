@@ -14,6 +14,8 @@ constexpr int kStateRows = 64;
 constexpr int kGroupHeads = 24;
 // Items of at most this many rows may be split over partitions.
 constexpr int kSplitRows = 16;
+// Rows whose prefix is computed together with others', at most.
+constexpr int kSharedRows = 256;
 // Floats per row of scores; a little more than a partition so that rows fall in different cache sets.
 constexpr int kScoreStride = kPartition + 16;
 

@@ -192,22 +192,23 @@ class Attend {
     void run(const Task& t) {
         rows_ = t.num_queries * plan_.group_heads;
         load_queries(t);
-        fetch_output(t);
-        for (int i = 0; i < t.num_heads * rows_; ++i) {
-            s_.max[i] = kNoMax;
-            s_.sum[i] = 0;
-        }
-        std::memset(s_.acc, 0, sizeof(float) * size_t(t.num_heads * rows_) * size_t(a_.kv.head_dim));
+        if (!t.split && t.members == nullptr) fetch_output(t);
+        if (!t.split) begin_states(t);
         for (int part = t.part; part < t.part + t.num_parts; ++part)
             for (int h = 0; h < t.num_heads; ++h) partition(t, part, h);
-        if (!t.split) store_output(t);
+        if (t.members != nullptr)
+            end_prefix(t);
+        else if (!t.split)
+            store_output(t);
     }
 
     // Merge the round's partial results of one row-head of a split item into its state, or into the output.
     void merge(const ItemPlan& item, int round, int row_head) const {
         int hd = a_.kv.head_dim;
         float* state = plan_.state(item.base + row_head);
-        if (round == 0) {
+        if (round == 0 && plan_.shared_parts(item.index) > 0) {
+            std::memcpy(state, plan_.prefix_state(item.index, row_head), sizeof(float) * size_t(hd + 2));
+        } else if (round == 0) {
             std::memset(state, 0, sizeof(float) * size_t(hd));
             state[hd] = kNoMax;
             state[hd + 1] = 0;
@@ -234,6 +235,14 @@ class Attend {
     int low(int position) const {
         return a_.window > 0 && position - a_.window + 1 > 0 ? position - a_.window + 1 : 0;
     }
+    // Row of query i of the task, in q and out.
+    int64_t row_of(const Task& t, int i) const {
+        return t.members != nullptr ? a_.items[t.members[t.query + i]].row : a_.items[t.item].row + t.query + i;
+    }
+    // Position of query i: what it sees. Of a shared prefix all see all.
+    int position_of(const Task& t, int i) const {
+        return t.members != nullptr ? (t.part + t.num_parts) * kPartition - 1 : a_.items[t.item].start + t.query + i;
+    }
     // Query head of virtual KV head h, member g.
     int query_head(int h, int g) const { return h * plan_.group_heads + g; }
 
@@ -244,8 +253,7 @@ class Attend {
         for (int h = 0; h < t.num_heads; ++h)
             for (int i = 0; i < t.num_queries; ++i)
                 for (int g = 0; g < plan_.group_heads; ++g, to += hd) {
-                    const float* q = a_.q + int64_t(a_.items[t.item].row + t.query + i) * a_.ldq +
-                                     query_head(t.head + h, g) * hd;
+                    const float* q = a_.q + row_of(t, i) * a_.ldq + query_head(t.head + h, g) * hd;
                     for (int d = 0; d < hd; d += 16)
                         A::store(to + d, simd::mul(simd::load(q + d), scale));
                 }
@@ -253,18 +261,16 @@ class Attend {
 
     // The output rows are written at the end: have them by then.
     void fetch_output(const Task& t) const {
-        if (t.split) return;
         int width = t.num_heads * plan_.group_heads * a_.kv.head_dim;
         for (int i = 0; i < t.num_queries; ++i) {
-            const float* out = a_.out + int64_t(a_.items[t.item].row + t.query + i) * a_.ldo +
-                               query_head(t.head, 0) * a_.kv.head_dim;
+            const float* out = a_.out + row_of(t, i) * a_.ldo + query_head(t.head, 0) * a_.kv.head_dim;
             for (int d = 0; d < width; d += 16) fetch_line(out + d);
         }
     }
 
     void partition(const Task& t, int part, int h) {
         const AttentionItem& item = a_.items[t.item];
-        int first = item.start + t.query, last = first + t.num_queries - 1;
+        int first = position_of(t, 0), last = position_of(t, t.num_queries - 1);
         int from = part * kPartitionTiles, end = from + kPartitionTiles;
         if (from < low(first) / kTile) from = low(first) / kTile;
         if (end > last / kTile + 1) end = last / kTile + 1;
@@ -292,18 +298,18 @@ class Attend {
     template <class T>
     void attend(const Task& t, int part, int h, const Tiles<T>& tiles) {
         int hd = a_.kv.head_dim, group = plan_.group_heads;
-        int first = a_.items[t.item].start + t.query, last = first + t.num_queries - 1;
+        int first = position_of(t, 0), last = position_of(t, t.num_queries - 1);
         bool scaled = a_.kv.dtype == KVDtype::kInt8;
         const float* const* k_scale = scaled ? tiles.k_scale : nullptr;
         const float* const* v_scale = scaled ? tiles.v_scale : nullptr;
 
         const Operand* q = reinterpret_cast<const Operand*>(s_.q) + int64_t(h) * rows_ * hd;
-        bool few = rows_ <= kFewRows;
+        bool few = rows_ <= kFewRows || t.members != nullptr;  // of a decode step: from memory
         for (int r = 0; r < rows_;) r += scores(q + r * hd, rows_ - r, tiles, few, s_.scores + r * kScoreStride);
 
         int base = tiles.first * kTile;
         auto row = [&](int r) {
-            int position = first + r / group;
+            int position = position_of(t, r / group);
             return Row(s_.scores + r * kScoreStride, tiles.count, base, low(position), position);
         };
         for (int r = 0; r < rows_; ++r) s_.part_max[r] = row(r).mask_and_max(k_scale, cap_);
@@ -320,7 +326,7 @@ class Attend {
         } else if constexpr (sizeof(T) == 2) {
             const T* v[kPartitionTiles];
             for (int r = 0; r < rows_; ++r) {
-                int position = first + r / group;
+                int position = position_of(t, r / group);
                 clean_tiles(tiles, low(position), position, hd, s_.clean, v);
                 values<T>(r, 1, v, tiles.count, nullptr, acc, keep);
             }
@@ -378,6 +384,32 @@ class Attend {
         return true;
     }
 
+    // Running states before the task's first partition: nothing seen, or what the shared prefix left.
+    void begin_states(const Task& t) {
+        const int hd = a_.kv.head_dim;
+        const bool resumes = t.members == nullptr && plan_.shared_parts(t.item) > 0;
+        if (!resumes) std::memset(s_.acc, 0, sizeof(float) * size_t(t.num_heads * rows_) * size_t(hd));
+        for (int h = 0; h < t.num_heads; ++h)
+            for (int r = 0; r < rows_; ++r) {
+                const int i = h * rows_ + r;
+                const float* state = resumes ? plan_.prefix_state(t.item, query_head(t.head + h, r)) : nullptr;
+                if (resumes) std::memcpy(s_.acc + int64_t(i) * hd, state, sizeof(float) * size_t(hd));
+                s_.max[i] = resumes ? state[hd] : kNoMax;
+                s_.sum[i] = resumes ? state[hd + 1] : 0;
+            }
+    }
+
+    // Keep the states after a shared prefix.
+    void end_prefix(const Task& t) const {
+        const int hd = a_.kv.head_dim, group = plan_.group_heads;
+        for (int r = 0; r < rows_; ++r) {
+            float* state = plan_.prefix_state(t.members[t.query + r / group], query_head(t.head, r % group));
+            std::memcpy(state, s_.acc + int64_t(r) * hd, sizeof(float) * size_t(hd));
+            state[hd] = s_.max[r];
+            state[hd + 1] = s_.sum[r];
+        }
+    }
+
     // Whether V is finite in all tiles of which some row sees not all: rows see at least low .. high.
     bool edges_finite(const Tiles<int8_t>&, int, int) const { return true; }
     bool edges_finite(const Tiles<uint16_t>& tiles, int low, int high) const {
@@ -424,8 +456,7 @@ class Attend {
         for (int h = 0; h < t.num_heads; ++h)
             for_rows(t, h, [&](int r, int query, int head) {
                 int i = h * rows_ + r;
-                finish(s_.acc + int64_t(i) * hd, s_.sum[i],
-                       a_.out + int64_t(a_.items[t.item].row + query) * a_.ldo + head * hd);
+                finish(s_.acc + int64_t(i) * hd, s_.sum[i], a_.out + row_of(t, query - t.query) * a_.ldo + head * hd);
             });
     }
 
