@@ -37,8 +37,8 @@ class Witness:
             rows[:] = _rows(batch)
             return execute(batch)  # type: ignore[no-any-return]
 
-        def watched_forward(inputs: Any) -> Iterator[tuple[int, np.ndarray]]:
-            for first, logits in forward(inputs):
+        def watched_forward(*arguments: Any) -> Iterator[tuple[int, np.ndarray]]:
+            for first, logits in forward(*arguments):
                 for i, row in enumerate(logits):
                     self._see(*rows[first + i], row)
                 yield first, logits

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 from leafage.core.batch import SampledToken
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, derive
@@ -33,6 +34,81 @@ LogprobDict = dict[int, Logprob]
 """Of one position: the token that stands there first, then the most likely ones, by token id."""
 
 
+class TokenTexts:
+    """Texts of single tokens, each asked of the tokenizer once. From any thread."""
+
+    def __init__(self, tokenizer: TextDecoder | None) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def of(self, token_id: int) -> str:
+        text = self._texts.get(token_id)
+        if text is None:
+            text = "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+            self._texts[token_id] = text
+        return text
+
+
+class TokenLogprobs(SequenceOf[LogprobDict]):
+    """Log-probabilities of consecutive tokens, a LogprobDict for each. Reads like a list, and equals one; a
+    position's dict is made when it is read, so that a step of the engine need not wait for it.
+
+    Args:
+        tokens: as sampled.
+        count: how many of the most likely tokens a position reports.
+    """
+
+    __slots__ = ("_count", "_texts", "_tokens")
+
+    def __init__(self, tokens: list[SampledToken], count: int, texts: TokenTexts) -> None:
+        self._tokens = tokens
+        self._count = count
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> LogprobDict: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LogprobDict]: ...
+    def __getitem__(self, index: int | slice) -> LogprobDict | list[LogprobDict]:
+        if isinstance(index, slice):
+            return [self._dict(token) for token in self._tokens[index]]
+        return self._dict(self._tokens[index])
+
+    def __iter__(self) -> Iterator[LogprobDict]:
+        return map(self._dict, self._tokens)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, TokenLogprobs)):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: SequenceOf[LogprobDict]) -> list[LogprobDict]:
+        return [*self, *other]
+
+    def __radd__(self, other: SequenceOf[LogprobDict]) -> list[LogprobDict]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[type[list[LogprobDict]], tuple[list[LogprobDict]]]:
+        return list, (list(self),)
+
+    def _dict(self, token: SampledToken) -> LogprobDict:
+        """vLLM's shape: the token itself first, then the `count` best, each once."""
+        text_of = self._texts.of
+        found = {token.token_id: Logprob(token.logprob, token.rank, text_of(token.token_id))}
+        for rank, (token_id, logprob) in enumerate(token.top[: self._count], start=1):
+            if token_id not in found:
+                found[token_id] = Logprob(logprob, rank, text_of(token_id))
+        return found
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One sequence of a request's output.
@@ -53,7 +129,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[LogprobDict] | None = None
+    logprobs: SequenceOf[LogprobDict] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     seed: int | None = None
@@ -104,7 +180,7 @@ class _SequenceState:
     index: int
     seed: int
     text: TextStream
-    logprobs: list[LogprobDict] | None
+    logprobs: list[SampledToken] | None
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     cumulative_logprob: float = 0.0
@@ -142,7 +218,7 @@ class OutputProcessor:
         self._metrics = metrics
         self._requests: dict[str, _RequestState] = {}
         self._outbox: list[tuple[_RequestState, RequestOutput]] = []
-        self._token_texts: dict[int, str] = {}
+        self._texts = TokenTexts(tokenizer)
 
     def add(self, request: Request, prompt: str | None, sink: Sink, *, stream: bool) -> None:
         """Follow a request that the engine has just accepted."""
@@ -231,7 +307,7 @@ class OutputProcessor:
         sequence = state.sequences[delta.index]
         if delta.prompt_logprobs and state.prompt_logprobs is not None:
             count = state.request.params.prompt_logprobs or 0
-            state.prompt_logprobs += [self._logprob_dict(token, count) for token in delta.prompt_logprobs]
+            state.prompt_logprobs += TokenLogprobs(delta.prompt_logprobs, count, self._texts)
         if delta.tokens:
             self._append(state, sequence, delta.tokens)
         finish = delta.finish
@@ -251,8 +327,7 @@ class OutputProcessor:
         sequence.num_tokens += len(tokens)
         sequence.token_ids += [token.token_id for token in tokens]
         if sequence.logprobs is not None:
-            count = state.request.params.logprobs or 0
-            sequence.logprobs += [self._logprob_dict(token, count) for token in tokens]
+            sequence.logprobs += tokens
             sequence.cumulative_logprob += sum(token.logprob for token in tokens)
 
     def _make_text(self, sequence: _SequenceState, finish: FinishReason | None) -> None:
@@ -268,7 +343,8 @@ class OutputProcessor:
         sequence.pieces.append(text.take())
 
     def _send(self, state: _RequestState, sequences: list[_SequenceState]) -> None:
-        outputs = [_completion(sequence) for sequence in sequences]
+        count = state.request.params.logprobs or 0
+        outputs = [_completion(sequence, count, self._texts) for sequence in sequences]
         if state.stream:
             for sequence in sequences:
                 sequence.token_ids, sequence.pieces = [], []
@@ -291,21 +367,6 @@ class OutputProcessor:
             metrics=state.metrics,
         )
         self._outbox.append((state, output))
-
-    def _logprob_dict(self, token: SampledToken, count: int) -> LogprobDict:
-        """vLLM's shape: the token itself first, then the `count` best, each once."""
-        found = {token.token_id: Logprob(token.logprob, token.rank, self._text_of(token.token_id))}
-        for rank, (token_id, logprob) in enumerate(token.top[:count], start=1):
-            if token_id not in found:
-                found[token_id] = Logprob(logprob, rank, self._text_of(token_id))
-        return found
-
-    def _text_of(self, token_id: int) -> str:
-        text = self._token_texts.get(token_id)
-        if text is None:
-            text = "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
-            self._token_texts[token_id] = text
-        return text
 
     def _new_detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         if self._tokenizer is None:
@@ -340,14 +401,15 @@ def _ended_by_id(finish: FinishReason | None) -> bool:
     return finish is not None and finish.kind is FinishKind.STOP and not isinstance(finish.stop_reason, str)
 
 
-def _completion(sequence: _SequenceState) -> CompletionOutput:
+def _completion(sequence: _SequenceState, count: int, texts: TokenTexts) -> CompletionOutput:
     finish = sequence.finish
+    logprobs = None if sequence.logprobs is None else TokenLogprobs(sequence.logprobs, count, texts)
     return CompletionOutput(
         sequence.index,
         "".join(sequence.pieces),
         sequence.token_ids,
-        None if sequence.logprobs is None else sequence.cumulative_logprob,
-        sequence.logprobs,
+        None if logprobs is None else sequence.cumulative_logprob,
+        logprobs,
         None if finish is None else finish.kind.value,
         None if finish is None else finish.stop_reason,
         sequence.seed,

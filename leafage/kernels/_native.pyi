@@ -40,3 +40,36 @@ class Program:
     num_bytes: int
     def __init__(self, *args: Any) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
+
+class SamplingState:
+    def __init__(
+        self,
+        vocab_size: int,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        top_k: int = 0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        num_top: int = -1,
+    ) -> None: ...
+    def see(self, token_ids: list[int], output: bool) -> None: ...
+
+class SamplingPlan:
+    num_rows: int
+    tokens: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+    usable: list[bool]
+    tops: list[list[tuple[int, float]]]
+    def __init__(
+        self,
+        vocab_size: int,
+        states: list[SamplingState],
+        num_draws: list[int],
+        seeds: list[int],
+        positions: list[int],
+        targets: list[int],
+        bias: list[tuple[int, int, float]],
+    ) -> None: ...

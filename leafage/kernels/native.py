@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from leafage.kernels import _native
+from leafage.kernels.native_sampling import NativeSampler, SamplingPlan
 from leafage.kernels.program import MAX_LOGIT_ROWS, Buffer, Kind, Op, Program, Rope
 from leafage.kernels.step_inputs import StepInputs
 
@@ -103,22 +104,26 @@ class NativeProgram:
         else:
             raise AssertionError(f"op without a native kernel: {op.kind}")
 
-    def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]:
+    def forward(
+        self, inputs: StepInputs, sampler: NativeSampler | None = None, plan: SamplingPlan | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """Run a step; yields (first, logits [<= 64, vocab]) for the logit rows from `first` on.
 
         The arrays are views that the next slice or step overwrites. A step without logit rows yields nothing,
-        but has run: the first `next()` does all the work.
+        but has run: the first `next()` does all the work. With a plan, one row of it per logit row, a slice
+        is sampled in the native call that computes it.
         """
         arrays = _arrays(inputs)
+        sampling = (None if sampler is None else sampler.native, plan)
         try:
-            self._native.run(*arrays, self.program.vocab_size, self.max_position)
+            self._native.run(*arrays, self.program.vocab_size, self.max_position, *sampling)
         except TypeError:
             _explain(inputs)
             raise
         num_logit_rows = len(inputs.logit_rows)
         for first in range(0, num_logit_rows, MAX_LOGIT_ROWS):
             if first > 0:
-                self._native.run_head(*arrays, first)
+                self._native.run_head(*arrays, first, *sampling)
             yield first, self._logits[: min(MAX_LOGIT_ROWS, num_logit_rows - first)]
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
@@ -141,9 +146,9 @@ class NativeProgram:
         return float(self._native.seconds)
 
     @property
-    def compiled(self) -> _native.Program:
-        """The compiled program, for whoever shares its threads."""
-        return self._native
+    def num_threads(self) -> int:
+        """Threads of the parallel region."""
+        return int(self._native.num_threads)
 
     @property
     def num_bytes(self) -> int:

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from leafage.kernels.program import MAX_LOGIT_ROWS, Kind, Op, Program, Rope
 from leafage.kernels.step_inputs import StepInputs
+
+if TYPE_CHECKING:
+    from leafage.kernels.native_sampling import NativeSampler, SamplingPlan
 
 PARTITION = 256
 """Keys of one attention partition; partition i holds the positions from i * PARTITION on."""
@@ -294,6 +298,7 @@ class ReferenceProgram:
     """
 
     native_seconds = 0.0  # what NativeProgram counts; nothing here is native
+    num_threads = 1
 
     def __init__(
         self, program: Program, weights: Mapping[str, np.ndarray], *, num_blocks: int, block_size: int
@@ -329,7 +334,9 @@ class ReferenceProgram:
         slices = [logits for _, logits in self.forward(inputs)]
         return np.concatenate(slices) if slices else np.empty((0, self.program.vocab_size), np.float32)
 
-    def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]:
+    def forward(
+        self, inputs: StepInputs, sampler: NativeSampler | None = None, plan: SamplingPlan | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """One step in slices, as `NativeProgram.forward`: (first, logits [<= 64, vocab]) of the rows from
         `first` on; the first `next()` runs all but the output head."""
         head_start = self.program.head_start
@@ -340,7 +347,10 @@ class ReferenceProgram:
             rows = inputs.logit_rows[first : first + MAX_LOGIT_ROWS]
             head_buffers = {hidden: buffers[hidden]}
             self._run_ops(head_start, len(self.program.ops), head_buffers, replace(inputs, logit_rows=rows))
-            yield first, head_buffers[self.program.logits.id]
+            logits = head_buffers[self.program.logits.id]
+            if sampler is not None and plan is not None:
+                sampler.run(plan, logits, first)
+            yield first, logits
 
     def _run_ops(self, begin: int, end: int, buffers: dict[int, np.ndarray], inputs: StepInputs) -> None:
         for op, dead in zip(self.program.ops[begin:end], self._dead_after[begin:end], strict=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from leafage.core.batch import NO_OUTPUT, Batch, ItemOutput, Logits, StepOutput
+from leafage.core.batch import NO_OUTPUT, Batch, StepOutput
 from leafage.core.step_times import StepTimes
 from leafage.errors import ExecutorError
+from leafage.kernels.native_sampling import NativeSampler, SamplingPlan
 from leafage.kernels.step_inputs import StepInputs
 from leafage.runtime.inputs import build_inputs
 from leafage.runtime.load import LoadedModel
@@ -19,10 +20,14 @@ from leafage.runtime.sampler import Sampler
 class RunnableProgram(Protocol):
     """What native and reference programs have in common."""
 
-    def forward(self, inputs: StepInputs) -> Iterator[tuple[int, np.ndarray]]: ...
+    def forward(
+        self, inputs: StepInputs, sampler: NativeSampler | None = None, plan: SamplingPlan | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]: ...
     def copy_blocks(self, pairs: np.ndarray) -> None: ...
     @property
     def native_seconds(self) -> float: ...
+    @property
+    def num_threads(self) -> int: ...
 
 
 class LocalExecutor:
@@ -53,7 +58,6 @@ class LocalExecutor:
         self.block_size = block_size
         self.vocab_size = model.program.vocab_size
         self.program: RunnableProgram
-        threads_of: Any = None
         if model.compute == "float32":
             from leafage.kernels.reference import ReferenceProgram
 
@@ -63,7 +67,7 @@ class LocalExecutor:
         else:
             from leafage.kernels.native import NativeProgram
 
-            native = NativeProgram(
+            self.program = NativeProgram(
                 model.program,
                 model.weights,
                 num_blocks=num_blocks,
@@ -73,8 +77,7 @@ class LocalExecutor:
                 num_threads=num_threads,
                 kv_dtype=kv_dtype,
             )
-            self.program, threads_of = native, native.compiled
-        self.sampler = Sampler(self.vocab_size, threads_of)
+        self.sampler = Sampler(self.vocab_size, self.program.num_threads)
         self.times = times or StepTimes()
         self._native_seconds = 0.0
 
@@ -96,28 +99,18 @@ class LocalExecutor:
             raise ExecutorError(f"a step of {batch.num_tokens} tokens failed: {error}") from error
 
     def _forward(self, batch: Batch) -> StepOutput:
-        outputs = [ItemOutput() for _ in batch.items]
-        rows = list(_rows_of(batch))
         inputs = build_inputs(batch, self.block_size)
         self._lap("inputs")
-        for first, logits in self.program.forward(inputs):
-            self._lap("forward")
-            self.sampler.process(batch, rows[first : first + len(logits)], logits, outputs)
-            self._lap("sample")
+        sampled = self.sampler.start(batch)
+        self._lap("sample")
+        for _ in self.program.forward(inputs, self.sampler.native, sampled.plan):
+            pass
         self._lap("forward")
+        outputs = self.sampler.finish(sampled)
+        self._lap("sample")
         return StepOutput(outputs)
 
     def _lap(self, part: str) -> None:
         native = self.program.native_seconds
         self.times.lap(part, native - self._native_seconds)
         self._native_seconds = native
-
-
-def _rows_of(batch: Batch) -> Iterator[tuple[int, int]]:
-    """(item index, offset in the item) of each logit row, in the order of `StepInputs.logit_rows`."""
-    for index, item in enumerate(batch.items):
-        if item.logits is Logits.LAST:
-            yield index, len(item.token_ids) - 1
-        elif item.logits is Logits.ALL:
-            for offset in range(len(item.token_ids)):
-                yield index, offset

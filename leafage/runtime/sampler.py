@@ -1,43 +1,54 @@
-"""From the rows of a batch to the sampler's rows, and from its results to outputs.
+"""From the items of a batch to the sampler's plan, and from its results to outputs.
 
 What a row draws depends on its own logits, parameters, seed and position alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import repeat
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from leafage.core.batch import Batch, Item, ItemOutput, SampledToken
+from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken
 from leafage.core.sampling_params import SamplingParams
-from leafage.kernels.native_sampling import NativeSampler
-from leafage.kernels.reference_sampling import SampledRow, SamplingRow
+from leafage.kernels.native_sampling import NativeSampler, SamplingPlan, SamplingState
 
 NOT_FINITE = "the model's logits are not finite"
+BAN = float("-inf")
 NAN = float("nan")
 
 
-class _Seen:
-    """Ids of one sequence and how often each is in its output; grows with the history."""
+@dataclass(slots=True)
+class _Sequence:
+    """What the sampler keeps of a sequence: its native state, how much of its history the penalties have
+    counted (None: it has no penalties), and whether its parameters name tokens to favour or to ban."""
 
-    __slots__ = ("counts", "num_seen")
+    state: SamplingState
+    num_seen: int | None
+    has_bias: bool
 
-    def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.num_seen = 0
-
-    def extend(self, history: list[int], num_prompt_tokens: int) -> dict[int, int]:
-        counts = self.counts
+    def see(self, history: list[int], num_prompt_tokens: int) -> None:
+        """Count what is new in the history."""
+        assert self.num_seen is not None
         if self.num_seen < num_prompt_tokens:
-            counts.update(zip(history[self.num_seen : num_prompt_tokens], repeat(0)))
+            self.state.see(history[self.num_seen : num_prompt_tokens], False)
             self.num_seen = num_prompt_tokens
-        for token_id in history[self.num_seen :]:
-            counts[token_id] = counts.get(token_id, 0) + 1
+        self.state.see(history[self.num_seen :], True)
         self.num_seen = len(history)
-        return counts
+
+
+@dataclass(slots=True)
+class SampledRows:
+    """The logit rows of one step, in the order of `StepInputs.logit_rows`.
+
+    Attributes:
+        outputs: one per item of the batch, filled by `Sampler.finish`.
+        rows: per row the output of its item, the list there that its tokens go to, and how many they are.
+        plan: what the rows draw; None without rows.
+    """
+
+    outputs: list[ItemOutput]
+    rows: list[tuple[ItemOutput, list[SampledToken], int]] = field(default_factory=list)
+    plan: SamplingPlan | None = None
 
 
 class Sampler:
@@ -45,102 +56,107 @@ class Sampler:
 
     Args:
         vocab_size: length of a row of logits.
-        program: the compiled program whose threads do the work; None takes one thread of its own.
+        num_threads: threads of the program whose steps sample.
     """
 
-    def __init__(self, vocab_size: int, program: Any = None) -> None:
-        self._native = NativeSampler(vocab_size, program=program)
-        self._seen: dict[int, _Seen] = {}
+    def __init__(self, vocab_size: int, num_threads: int = 1) -> None:
+        self.native = NativeSampler(vocab_size, num_threads=num_threads)
+        self._vocab_size = vocab_size
+        self._sequences: dict[int, _Sequence] = {}
 
-    def release(self, seq_ids: Sequence[int]) -> None:
+    def release(self, seq_ids: Iterable[int]) -> None:
         """Forget these sequences."""
         for seq_id in seq_ids:
-            self._seen.pop(seq_id, None)
+            self._sequences.pop(seq_id, None)
 
-    def process(
-        self, batch: Batch, rows: Sequence[tuple[int, int]], logits: np.ndarray, outputs: list[ItemOutput]
-    ) -> None:
-        """Fill `outputs` from logits [len(rows), vocab]; rows: (item index, offset in the item)."""
-        items = batch.items
-        if all(_is_plain(items[index]) for index, _ in rows):
-            for (index, _), token_id in zip(rows, self._native.greedy(logits).tolist(), strict=True):
-                if token_id < 0:
-                    outputs[index].row_error = NOT_FINITE
-                else:
-                    outputs[index].sampled += [SampledToken(token_id, NAN) for _ in items[index].samples]
-            return
-        wanted = [self._row(items[index], offset) for index, offset in rows]
-        for (index, _), row, result in zip(rows, wanted, self._native.sample(logits, wanted), strict=True):
-            if result.usable:
-                _report(items[index], row, result, outputs[index])
+    def start(self, batch: Batch) -> SampledRows:
+        """What to draw from each logit row of a batch."""
+        sampled = SampledRows([ItemOutput() for _ in batch.items])
+        rows = sampled.rows
+        states: list[SamplingState] = []
+        seeds: list[int] = []
+        positions: list[int] = []
+        targets: list[int] = []
+        bias: list[tuple[int, int, float]] = []
+        for item, output in zip(batch.items, sampled.outputs, strict=True):
+            if item.logits is Logits.NONE:
+                continue
+            samples = item.samples
+            if item.logits is Logits.ALL:
+                # The model's own view of the prompt: penalties and bias are for drawing.
+                state = SamplingState(self._vocab_size, num_top=item.top_k_logprobs)
+                for position in range(item.start + 1, item.start + len(item.token_ids) + (not samples)):
+                    states.append(state)
+                    if position < item.num_prompt_tokens:
+                        rows.append((output, output.prompt_logprobs, 1))
+                        seeds.append(0)
+                        positions.append(0)
+                        targets.append(item.history[position])
+                    else:
+                        rows.append((output, output.prompt_logprobs, 0))
+                if not samples:
+                    continue
+            sequence = self._sequences.get(item.seq_id)
+            if sequence is None:
+                sequence = self._sequences[item.seq_id] = self._new_sequence(item.params)
+            if sequence.num_seen is not None:
+                sequence.see(item.history, item.num_prompt_tokens)
+            if sequence.has_bias or item.banned_token_ids:
+                bias += [(len(rows), token_id, value) for token_id, value in _bias(item).items()]
+            states.append(sequence.state)
+            rows.append((output, output.sampled, len(samples)))
+            for sample in samples:
+                seeds.append(sample.seed)
+                positions.append(sample.position)
+                targets.append(-1)
+        if rows:
+            num_draws = [row[2] for row in rows]
+            sampled.plan = SamplingPlan(self._vocab_size, states, num_draws, seeds, positions, targets, bias)
+        return sampled
+
+    def finish(self, sampled: SampledRows) -> list[ItemOutput]:
+        """The outputs of a batch, once its plan has run."""
+        plan = sampled.plan
+        if plan is None:
+            return sampled.outputs
+        tokens, logprobs, ranks = plan.tokens, plan.logprobs, plan.ranks
+        end = 0
+        for (output, to, count), usable, top in zip(sampled.rows, plan.usable, plan.tops, strict=True):
+            begin, end = end, end + count
+            if usable:
+                for i in range(begin, end):
+                    rank = ranks[i]  # 0: nothing but the token was asked for
+                    to.append(SampledToken(tokens[i], logprobs[i] if rank else NAN, rank, top))
             else:
-                outputs[index].row_error = NOT_FINITE
+                output.row_error = NOT_FINITE
+        return sampled.outputs
 
-    def _row(self, item: Item, offset: int) -> SamplingRow:
-        params = item.params
-        position = item.start + offset + 1
-        row = SamplingRow()
-        if params.prompt_logprobs is not None and position < item.num_prompt_tokens:
-            row.targets = (item.history[position],)
-            row.num_top = item.top_k_logprobs
-            return row  # the model's own view of the prompt: penalties and bias are for drawing
-        if not item.samples or offset != len(item.token_ids) - 1:
-            return row
-        row.draws = [(sample.seed, sample.position) for sample in item.samples]
-        row.temperature = params.temperature
-        row.top_p, row.min_p, row.top_k = params.top_p, params.min_p, params.top_k
-        if params.logprobs is not None:
-            row.num_top = item.top_k_logprobs
-        if _has_penalties(params):
-            row.repetition_penalty = params.repetition_penalty
-            row.presence_penalty = params.presence_penalty
-            row.frequency_penalty = params.frequency_penalty
-            seen = self._seen.setdefault(item.seq_id, _Seen())
-            row.seen = seen.extend(item.history, item.num_prompt_tokens)
-        banned = _banned_ids(item)
-        if params.logit_bias or banned:
-            row.bias = {**params.logit_bias, **dict.fromkeys(banned, -np.inf)}
-        return row
+    def _new_sequence(self, params: SamplingParams) -> _Sequence:
+        penalties = {
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+        }
+        state = SamplingState(
+            self._vocab_size,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            top_k=params.top_k,
+            num_top=-1 if params.logprobs is None else params.logprobs,
+            **penalties,
+        )
+        counts = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+        return _Sequence(state, 0 if counts else None, bool(params.logit_bias or params.bad_words_token_ids))
 
 
-def _is_plain(item: Item) -> bool:
-    """Whether the best token of its logits is all that the item asks for."""
-    p = item.params
-    return (
-        p.temperature == 0.0
-        and p.logprobs is None
-        and p.prompt_logprobs is None
-        and not p.logit_bias
-        and not item.banned_token_ids
-        and not p.bad_words_token_ids
-        and not _has_penalties(p)
-    )
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
-
-
-def _banned_ids(item: Item) -> list[int]:
-    """Ids before min_tokens, and the last id of each bad word whose other ids end the output so far."""
-    banned = list(item.banned_token_ids)
+def _bias(item: Item) -> dict[int, float]:
+    """What is added to logits: the request's bias; -inf for ids banned before min_tokens, and for the
+    last id of each bad word whose other ids end the output."""
+    bias = {**item.params.logit_bias, **dict.fromkeys(item.banned_token_ids, BAN)}
     for word in item.params.bad_words_token_ids:
         head = list(word[:-1])
         output = item.history[max(item.num_prompt_tokens, len(item.history) - len(head)) :]
         if output[-len(head) :] == head if head else True:
-            banned.append(word[-1])
-    return banned
-
-
-def _report(item: Item, row: SamplingRow, result: SampledRow, output: ItemOutput) -> None:
-    if row.num_top is None:
-        output.sampled += [SampledToken(token_id, NAN) for token_id in result.tokens]
-        return
-    tokens = [
-        SampledToken(token_id, logprob, rank, result.top)
-        for token_id, logprob, rank in zip(result.tokens, result.logprobs, result.ranks, strict=True)
-    ]
-    if row.targets:
-        output.prompt_logprobs += tokens
-    else:
-        output.sampled += tokens
+            bias[word[-1]] = BAN
+    return bias

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from leafage.core.batch import SampledToken
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, Sequence, derive
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine.metrics import EngineMetrics
-from leafage.engine.output import OutputProcessor, RequestOutput
+from leafage.engine.output import Logprob, OutputProcessor, RequestOutput, TokenLogprobs, TokenTexts
 from leafage.engine.stop import StopStringCheck
 
 EOS = FinishReason(FinishKind.STOP)
@@ -159,6 +160,28 @@ def test_logprobs_have_the_token_first_and_no_duplicates(side: Side) -> None:
     assert list(position) == [token, 9]
     assert position[token].rank == 2 and position[token].decoded_token == "a"
     assert position[9].rank == 1 and position[9].logprob == -0.1
+
+
+def test_logprobs_read_like_a_list_and_are_made_when_they_are_read(tokenizer: Any) -> None:
+    asked = []
+
+    class Texts(TokenTexts):
+        def of(self, token_id: int) -> str:
+            asked.append(token_id)
+            return f"<{token_id}>"
+
+    tokens = [SampledToken(i, -0.5, 2, [(7, -0.1), (i, -0.5), (8, -2.0)]) for i in range(3)]
+    logprobs = TokenLogprobs(tokens, 2, Texts(tokenizer))
+    assert len(logprobs) == 3 and not asked
+    last = {2: Logprob(-0.5, 2, "<2>"), 7: Logprob(-0.1, 1, "<7>")}
+    assert logprobs[-1] == last and logprobs[1:] == [logprobs[1], last]
+    assert asked[:2] == [2, 7]
+    assert logprobs == list(logprobs) == [logprobs[0], logprobs[1], last] and logprobs != []
+    assert logprobs + logprobs == [*logprobs, *logprobs] == list(logprobs) + logprobs
+    assert pickle.loads(pickle.dumps(logprobs)) == list(logprobs)
+    assert repr(logprobs) == repr(list(logprobs))
+    with pytest.raises(IndexError):
+        logprobs[3]
 
 
 def test_prompt_logprobs_start_with_none_and_stream_once(side: Side) -> None:

@@ -9,9 +9,12 @@ import pytest
 
 from leafage.kernels import _native
 from leafage.kernels.native import NativeProgram, _plan_buffers
+from leafage.kernels.native_sampling import NativeSampler
 from leafage.kernels.program import MAX_LOGIT_ROWS, Builder, Kind, KVSpec, Program, Rope, Weight
 from leafage.kernels.reference import ReferenceProgram
+from leafage.kernels.reference_sampling import SamplingRow
 from leafage.kernels.step_inputs import StepInputs
+from tests.kernels.sampling_rows import plan_of, results_of, sample_natively
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 300, 64, 4, 2, 32, 96, 3
 BLOCK = 16
@@ -270,6 +273,23 @@ def test_the_pool_has_the_size_that_the_plan_counts(model):
         assert program.kv.array().nbytes == program.kv.num_bytes
     with pytest.raises(ValueError, match="bfloat16 or int8, got fp8"):
         native(model, kv_dtype="fp8")
+
+
+def test_a_step_samples_what_its_plan_says(model):
+    """More rows than a slice of the output head holds: the same as sampling the logits afterwards."""
+    count = MAX_LOGIT_ROWS + 6
+    inputs = step((tokens(3, count), 0, list(range(5))))
+    inputs.logit_rows = np.arange(count, dtype=np.int32)
+    rows = [SamplingRow([(i, 9)] * (i % 3), temperature=i % 2, top_k=40, num_top=i % 4) for i in range(count)]
+    plan = plan_of(rows, VOCAB)
+    program = native(model, num_threads=2)
+    slices = [part.copy() for _, part in program.forward(inputs, NativeSampler(VOCAB, num_threads=2), plan)]
+    assert results_of(plan, rows) == sample_natively(np.concatenate(slices), rows)
+    np.testing.assert_array_equal(np.concatenate(slices), logits(native(model), inputs))
+    with pytest.raises(ValueError, match=f"expected a plan of {count} rows"):
+        next(program.forward(inputs, NativeSampler(VOCAB, num_threads=2), plan_of(rows[1:], VOCAB)))
+    with pytest.raises(ValueError, match=r"columns on 1 threads, got 70, .* and 2"):
+        next(program.forward(inputs, NativeSampler(VOCAB), plan))
 
 
 def test_missing_and_misshaped_weights_are_named(model):

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leafage.kernels import _native
-from leafage.kernels.native_sampling import NativeSampler
+from leafage.kernels.native_sampling import NativeSampler, SamplingPlan, SamplingState
 from leafage.kernels.reference_sampling import SampledRow, SamplingRow, distribution, exp, random_bits, sample
+from tests.kernels.sampling_rows import plan_of, results_of, sample_natively
 
 VARIANTS = _native.variants()
 
@@ -26,7 +27,7 @@ def variant(request):
 
 def check(logits: np.ndarray, rows: list[SamplingRow], num_threads: int = 1) -> list[SampledRow]:
     before = logits.copy()
-    got = NativeSampler(logits.shape[1], num_threads=num_threads).sample(logits, rows)
+    got = sample_natively(logits, rows, num_threads=num_threads)
     np.testing.assert_array_equal(logits, before)  # edits are undone
     for one, expected in zip(got, sample(logits, rows), strict=True):
         assert (one.usable, one.tokens, one.ranks) == (expected.usable, expected.tokens, expected.ranks)
@@ -62,6 +63,49 @@ def test_all_truncations(vocab: int) -> None:
         )
     ]
     check(logits, rows, num_threads=2)
+
+
+def odd_rows(vocab: int) -> np.ndarray:
+    """Logits that a histogram over their range does not tell apart at once."""
+    steps = np.arange(vocab, dtype=np.float64)
+    rows = np.stack(
+        [
+            np.zeros(vocab),
+            np.where(steps == 77, 3e38, steps * -1e-3),
+            np.where(steps % 2 == 0, 3e38, -3e38),
+            -(2.0 ** (-steps / vocab * 250)),  # ever closer to 0
+            2.0 ** (-steps / vocab * 250),
+            -steps * 1e-44,  # subnormal
+            np.where(steps % 3 == 0, -np.inf, -steps * 1e-6),
+            np.where(steps < 40, -steps, -np.inf),
+            np.floor(steps / 300),
+            np.where(steps % 500 == 499, 5.0, -0.0),
+        ]
+    )
+    with np.errstate(over="ignore"):
+        return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"top_k": 3},
+        {"top_k": 50},
+        {"top_k": 1000},
+        {"top_p": 0.3},
+        {"top_p": 0.9999},
+        {"top_k": 700, "top_p": 0.99},
+        {"min_p": 0.9, "top_p": 0.5},
+        {"min_p": 1e-30, "top_k": 600},
+    ],
+)
+def test_odd_rows(parameters: dict[str, float]) -> None:
+    logits = odd_rows(3000)
+    draws = [(s, 3) for s in range(8)]
+    for temperature in (0.02, 1.0, 50.0):
+        row = SamplingRow(draws, temperature=temperature, num_top=4, **parameters)  # type: ignore[arg-type]
+        with np.errstate(over="ignore"):
+            check(logits, [row] * len(logits))
 
 
 @given(st.data())
@@ -106,9 +150,38 @@ def test_neighbours_and_threads_change_nothing() -> None:
         for s in range(33)
     ]
     together = check(logits, rows, num_threads=2)
-    sampler = NativeSampler(5000)
     for i in range(33):
-        assert sampler.sample(logits[i : i + 1].copy(), [rows[i]]) == together[i : i + 1]
+        assert sample_natively(logits[i : i + 1].copy(), [rows[i]]) == together[i : i + 1]
+
+
+def test_a_plan_runs_in_slices() -> None:
+    logits = random_logits(7, 9, 700)
+    rows = [SamplingRow([(s, 5)] * (s % 3), temperature=1.0, num_top=s % 2 or None) for s in range(9)]
+    plan = plan_of(rows, 700)
+    sampler = NativeSampler(700)
+    for first in (0, 4, 8):
+        sampler.run(plan, logits[first : first + 4], first)
+    assert results_of(plan, rows) == sample_natively(logits, rows)
+
+
+def test_a_state_counts_what_it_sees() -> None:
+    """In pieces or at once; the prompt counts for the repetition penalty alone."""
+    logits = random_logits(8, 1, 40)
+    row = SamplingRow(
+        targets=list(range(40)),
+        num_top=0,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        seen={3: 0, 4: 0, 5: 3, 6: 1},
+    )
+    state = SamplingState(40, 0.0, 1.0, 0.0, 0, 1.3, 0.5, 0.25, 0)
+    state.see([3, 4, 5, 3], False)
+    for ids in ([5], [], [6, 5], [5]):
+        state.see(ids, True)
+    plan = SamplingPlan(40, [state], [40], [0] * 40, [0] * 40, list(range(40)), [])
+    NativeSampler(40).run(plan, logits)
+    assert plan.logprobs == check(logits, [row])[0].logprobs
 
 
 def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
@@ -122,8 +195,8 @@ def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
     logits[8, 1001] = -1e30
     logits[3] = -1.0
     logits[3, [200, 700]] = [-0.0, 0.0]
-    got = NativeSampler(1003, num_threads=2).greedy(logits)
-    assert got.tolist() == [31, 31, 31, 200, 5, -1, -1, -1, 1001]
+    got = check(logits, [SamplingRow([(0, 0)])] * 9, num_threads=2)
+    assert [r.tokens for r in got] == [[31], [31], [31], [200], [5], [], [], [], [1001]]
     rows = [SamplingRow([(0, 0)], temperature=0.8, num_top=2)] * 9
     assert [r.usable for r in check(logits, rows)] == [True] * 5 + [False] * 3 + [True]
 
@@ -176,6 +249,16 @@ def test_exponential_is_accurate() -> None:
     assert np.max(np.abs(exp(x) - exact) / exact) < 3e-7
 
 
+def test_exponential_never_decreases() -> None:
+    """Truncation by logit is truncation by weight. Float by float around every change of the power of two,
+    where the polynomial meets its neighbour; between them by samples."""
+    for power in range(126):
+        x = np.float32(-(power + 0.5) * math.log(2))
+        around = (x.view(np.int32) + np.arange(-3000, 3000, dtype=np.int32)).view(np.float32)  # falling
+        assert (np.diff(exp(around)) <= 0).all(), power
+    assert (np.diff(exp(np.linspace(-88, 0, 3_000_001).astype(np.float32))) >= 0).all()
+
+
 def test_random_bits_are_philox() -> None:
     # Random123's known answers of philox4x32-10 for counter and key 0.
     assert random_bits(0, 0) == 0x6627E8D5E169C58D
@@ -184,13 +267,32 @@ def test_random_bits_are_philox() -> None:
 def test_wrong_arguments_are_refused() -> None:
     sampler = NativeSampler(10)
     logits = np.zeros((2, 10), np.float32)
-    with pytest.raises(ValueError, match="expected 2 rows of parameters, got 1"):
-        sampler.sample(logits, [SamplingRow()])
+    state = SamplingState(10)
+    plan = SamplingPlan(10, [state, state], [1, 0], [0], [0], [-1], [])
+    sampler.run(plan, logits)
+    with pytest.raises(ValueError, match="expected logits of rows that the plan has"):
+        sampler.run(plan, logits, 1)
     with pytest.raises(ValueError, match="expected writable logits of 10 columns"):
-        sampler.greedy(np.zeros((2, 11), np.float32))
+        sampler.run(plan, np.zeros((2, 11), np.float32))
     with pytest.raises(ValueError, match="expected logits as contiguous float32"):
-        sampler.greedy(logits.astype(np.float64))
-    with pytest.raises(ValueError, match=r"expected targets in \[-1, 10\), got -1 to 10"):
-        sampler.sample(logits[:1], [SamplingRow([(0, 0)], targets=[10])])
-    with pytest.raises(ValueError, match=r"expected seen in \[0, 10\)"):
-        sampler.sample(logits[:1], [SamplingRow([(0, 0)], seen={-1: 2})])
+        sampler.run(plan, logits.astype(np.float64))
+    with pytest.raises(ValueError, match="expected a plan of 2 rows and logits of 11 columns"):
+        NativeSampler(11).run(plan, np.zeros((2, 11), np.float32))
+    for wrong, message in (
+        ({"num_draws": [1]}, "expected 2 numbers of draws, got 1"),
+        ({"num_draws": [1, -1]}, "draws >= 0, got 10 and -1"),
+        ({"states": [state, SamplingState(11)]}, "expected states of 10 tokens"),
+        ({"seeds": []}, "expected 1 seeds, got 0"),
+        ({"positions": [1, 2]}, "expected 1 positions, got 2"),
+        ({"targets": []}, "expected 1 targets, got 0"),
+        ({"targets": [10]}, r"expected targets in \[-1, 10\), got 10"),
+        ({"bias": [(0, 10, 1.0)]}, r"expected bias ids in \[0, 10\), got 10"),
+        ({"bias": [(2, 1, 1.0)]}, r"expected rows of bias in order in \[0, 2\), got 2"),
+        ({"bias": [(1, 1, 1.0), (0, 1, 1.0)]}, r"expected rows of bias in order in \[1, 2\), got 0"),
+    ):
+        right = {"states": [state, state], "num_draws": [1, 0], "seeds": [0], "positions": [0]}
+        with pytest.raises(ValueError, match=message):
+            SamplingPlan(**{"vocab_size": 10, **right, "targets": [-1], "bias": [], **wrong})
+    for ids in ([-1], [3, 10]):
+        with pytest.raises(ValueError, match=r"expected seen ids in \[0, 10\)"):
+            state.see(ids, True)

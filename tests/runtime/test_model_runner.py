@@ -139,7 +139,7 @@ def test_native_time_is_counted_by_part_and_taken_out_of_the_rest() -> None:
     local = executor(times=StepTimes(lambda: float(next(ticks))))
     local.execute(Batch([item([1, 2, 3], [0], SamplingParams(temperature=0))]))
     native = local.times.native
-    assert native["forward"] > 0 and native["sample"] > 0
+    assert native["forward"] > 0  # sampling is inside
     assert sum(native.values()) == pytest.approx(local.program.native_seconds)
-    # Four laps of a second: inputs, forward, sample, and leaving the forward pass.
+    # Four laps of a second: inputs, what to sample, forward, what was sampled.
     assert sum(local.times.outside.values()) == pytest.approx(4 - sum(native.values()))

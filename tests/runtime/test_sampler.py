@@ -36,11 +36,10 @@ def make_item(
 
 
 def sample(items: list[Item], logits: np.ndarray, sampler: Sampler | None = None) -> list[ItemOutput]:
-    outputs = [ItemOutput() for _ in items]
-    (sampler or Sampler(VOCAB)).process(
-        Batch(items=items), [(i, 0) for i in range(len(items))], np.array(logits, np.float32), outputs
-    )
-    return outputs
+    sampler = sampler or Sampler(VOCAB)
+    sampled = sampler.start(Batch(items=items))
+    sampler.native.run(sampled.plan, np.array(logits, np.float32))
+    return sampler.finish(sampled)
 
 
 def draw(params: SamplingParams, logits: np.ndarray, **kwargs) -> int:

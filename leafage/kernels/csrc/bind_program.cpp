@@ -45,6 +45,12 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 
 std::vector<float> copy_of(const Floats& array) { return {array.data(), array.data() + array.shape(0)}; }
 
+Sampling checked(const Program& p, const StepView& step, Sampler* sampler, SamplingPlan* plan) {
+    if (sampler == nullptr || plan == nullptr) return {};
+    sampler->check(*plan, p.logits_width(), step.num_logit_rows, p.num_threads());
+    return {sampler, plan};
+}
+
 Op unary(OpKind kind, int in, int out) {
     Op op;
     op.kind = kind;
@@ -151,17 +157,20 @@ void bind_program(nb::module_& m) {
         })
         .def("finish", &Program::finish, "max_k"_a, "max_heads"_a, "head_dim"_a)
         .def("run", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i,
-                       int vocab_size, int max_position) {
+                       int vocab_size, int max_position, Sampler* sampler, SamplingPlan* plan) {
             StepView step = view(a, b, c, d, e, f, g, h, i);
             p.check(step, vocab_size, max_position);
+            Sampling sampling = checked(p, step, sampler, plan);
             nb::gil_scoped_release release;
-            p.run(step);
-        }, LEAFAGE_STEP_ARGS, "vocab_size"_a, "max_position"_a)
-        .def("run_head", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i, int first) {
+            p.run(step, sampling);
+        }, LEAFAGE_STEP_ARGS, "vocab_size"_a, "max_position"_a, "sampler"_a.none(), "plan"_a.none())
+        .def("run_head", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i, int first,
+                            Sampler* sampler, SamplingPlan* plan) {
             StepView step = view(a, b, c, d, e, f, g, h, i);
+            Sampling sampling = checked(p, step, sampler, plan);
             nb::gil_scoped_release release;
-            p.run_head(step, first);
-        }, LEAFAGE_STEP_ARGS, "first"_a)
+            p.run_head(step, first, sampling);
+        }, LEAFAGE_STEP_ARGS, "first"_a, "sampler"_a.none(), "plan"_a.none())
         .def("copy_blocks", [](Program& p, Pairs pairs) {
             std::vector<int32_t> src, dst;
             for (size_t i = 0; i < pairs.shape(0); ++i) {
@@ -173,7 +182,7 @@ void bind_program(nb::module_& m) {
         }, "pairs"_a.noconvert())
         .def("logits", [](Program& p) {
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
-                const_cast<float*>(p.logits()), {size_t(p.max_logit_rows()), size_t(p.logits_width())}, nb::find(p));
+                p.logits(), {size_t(p.max_logit_rows()), size_t(p.logits_width())}, nb::find(p));
         }, "float32 [max_logit_rows, vocab]; overwritten by the next run.")
         .def_prop_ro("num_bytes", &Program::num_bytes)
         .def_prop_ro("num_threads", &Program::num_threads)

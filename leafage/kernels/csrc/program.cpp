@@ -84,7 +84,7 @@ void Program::finish(int max_k, int max_heads, int head_dim) {
     shared_.reset(aligned_bytes(shared_bytes_));
 }
 
-const float* Program::logits() const { return buffers_.back().data; }
+float* Program::logits() const { return buffers_.back().data; }
 
 void Program::check(const StepView& step, int vocab_size, int max_position) const {
     auto in_range = [](const char* name, const int32_t* values, int count, int64_t low, int64_t high) {
@@ -143,19 +143,31 @@ void Program::prepare(const StepView& step) {
                              step.tables + step.table_offsets[i]};
 }
 
-void Program::run(const StepView& step) {
+void Program::run(const StepView& step, const Sampling& sampling) {
     prepare(step);
     if (profile) op_seconds.assign(ops_.size(), 0.0);
-    int head_rows = std::min(step.num_logit_rows, max_logit_rows_);
+    int rows = std::min(step.num_logit_rows, max_logit_rows_);
+    SampleArgs sample = sample_args(sampling, 0, rows);
     team_.run([&](Worker& worker) {
         execute(0, size_t(head_start_), step, 0, step.num_rows, worker);
-        if (head_rows > 0) execute(size_t(head_start_), ops_.size(), step, 0, head_rows, worker);
+        head(step, 0, rows, sample, worker);
     });
 }
 
-void Program::run_head(const StepView& step, int first) {
+void Program::run_head(const StepView& step, int first, const Sampling& sampling) {
     int rows = std::min(step.num_logit_rows - first, max_logit_rows_);
-    team_.run([&](Worker& worker) { execute(size_t(head_start_), ops_.size(), step, first, rows, worker); });
+    SampleArgs sample = sample_args(sampling, first, rows);
+    team_.run([&](Worker& worker) { head(step, first, rows, sample, worker); });
+}
+
+SampleArgs Program::sample_args(const Sampling& sampling, int first, int rows) const {
+    return sampling ? sampling.sampler->args(*sampling.plan, logits(), first, rows) : SampleArgs{};
+}
+
+void Program::head(const StepView& step, int first, int rows, const SampleArgs& sample, Worker& worker) {
+    if (rows <= 0) return;
+    execute(size_t(head_start_), ops_.size(), step, first, rows, worker);
+    if (sample.row != nullptr) kernels().sample(sample, worker);
 }
 
 void Program::execute(size_t begin, size_t end, const StepView& step, int first, int rows, Worker& worker) {

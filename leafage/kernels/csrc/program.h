@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "sampler_plan.h"
 
 namespace leafage {
 
@@ -63,16 +64,17 @@ class Program {
     // Throws std::invalid_argument, naming the array, when a step would read or write out of bounds.
     void check(const StepView& step, int vocab_size, int max_position) const;
 
-    // The whole forward pass; logits of the first min(L, max_logit_rows) logit rows.
-    void run(const StepView& step);
-    // The output head again, for the logit rows from `first` on; the step's arrays must still be there.
-    void run_head(const StepView& step, int first);
+    // The whole forward pass; logits of the first min(L, max_logit_rows) logit rows, and what `sampling` asks of
+    // them, if it is given: all in one parallel region.
+    void run(const StepView& step, const Sampling& sampling);
+    // The same from the output head on, for the logit rows from `first` on; the step's arrays must still be there.
+    void run_head(const StepView& step, int first, const Sampling& sampling);
 
     // Copy whole blocks of the KV cache in all layers. Throws std::invalid_argument for blocks that do not exist
     // and for destinations that another copy names.
     void copy_blocks(const std::vector<int32_t>& src, const std::vector<int32_t>& dst);
 
-    const float* logits() const;
+    float* logits() const;
     int max_rows() const { return max_rows_; }
     int max_logit_rows() const { return max_logit_rows_; }
     int logits_width() const { return buffers_.back().width; }
@@ -88,6 +90,8 @@ class Program {
     struct RopeTable { std::vector<float> data; int rotary_dim; bool interleaved; };
     struct FreeDeleter { void operator()(void* p) const; };
     void prepare(const StepView& step);
+    SampleArgs sample_args(const Sampling& sampling, int first, int rows) const;
+    void head(const StepView& step, int first, int rows, const SampleArgs& sample, Worker& worker);
     void execute(size_t begin, size_t end, const StepView& step, int first, int rows, Worker& worker);
     void execute_op(const Op& op, const StepView& step, int first, int rows, Worker& worker);
 

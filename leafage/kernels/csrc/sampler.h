@@ -2,48 +2,61 @@
 // temperature, min_p, top_k, top_p and the draw. A row's result depends on its own logits and parameters alone.
 //
 // All sums are of integers, so no order of addition matters: the weight of a token is trunc(2^40 * e), e the
-// float exponential of (logit - max) / temperature (vec.h: the same bits on every instruction set).
+// float exponential of (logit - max) / temperature, without fused operations: the same bits on every instruction set.
 #pragma once
 #include "kernels.h"
 
 namespace leafage {
 
-// A candidate of truncation.
+// Tokens whose weights are summed together and whose largest logit is known: passes skip whole blocks.
+constexpr int kSampleBlock = 256;
+
 struct Candidate {
     float logit;
     int32_t id;
-    uint64_t weight;
 };
 
 // Private memory of one thread.
 struct SampleScratch {
-    float* exps;           // [vocab + 16]
-    Candidate* candidates; // [vocab]
-    Candidate* order;      // [vocab]
-    uint64_t* blocks;      // [vocab / kSampleBlock + 2]
-    float* saved;          // logits before edits, as many as the row with the most has edits
+    float* maxima;        // [vocab / kSampleBlock + 1] largest logit of each block
+    uint64_t* sums;       // [vocab / kSampleBlock + 1] weights of each block
+    float* logits;        // [vocab + 16] logits near the largest, and their ids
+    int32_t* ids;         // [vocab + 16]
+    float* close_logits;  // [vocab + 16] those around the cut of a truncation
+    int32_t* close_ids;   // [vocab + 16]
+    Candidate* order;     // [vocab]
+    float* saved;         // logits before edits, as many as the row with the most has edits
 };
 
-// Tokens whose weights are summed together; a draw skips whole blocks.
-constexpr int kSampleBlock = 256;
+// What is asked of one row of logits.
+struct SampleRow {
+    double temperature = 0;  // 0: greedy
+    double top_p = 1, min_p = 0;
+    float repetition = 1, presence = 0, frequency = 0;
+    int32_t top_k = 0;     // 0: all
+    int32_t num_top = -1;  // how many of the best tokens to report; -1: no log-probabilities at all
+    // Ids seen and how often in the output (0: in the prompt only). Null: no penalties.
+    const int32_t *seen_ids = nullptr, *seen_counts = nullptr;
+    int32_t num_seen = 0;
+    // What is added to logits; -inf bans.
+    const int32_t* bias_ids = nullptr;
+    const float* bias_values = nullptr;
+    int32_t num_bias = 0;
+    // Its draws; a row without any is left alone.
+    int32_t first_draw = 0, end_draw = 0;
+
+    int num_edits() const { return num_seen + num_bias; }
+};
 
 struct SampleArgs {
     float* logits;  // [rows][vocab]; edited while a row is worked on, then restored
     int rows, vocab;
-    // [rows][6]: temperature (0: greedy), top_p, min_p, repetition, presence and frequency penalty.
-    const double* params;
-    // [rows][2]: top_k (0: all), how many of the best tokens to report (-1: no log-probabilities).
-    const int32_t* limits;
-    // Ids seen and how often in the output (0: in the prompt only); ids and what is added to them (-inf bans).
-    const int32_t *seen_offsets, *seen_ids, *seen_counts;
-    const int32_t *bias_offsets, *bias_ids;
-    const float* bias_values;
-    // Draws of each row: key and counter of the generator, or a token to report instead (-1: draw).
-    const int32_t* draw_offsets;
+    const SampleRow* row;
+    // Per draw: key and counter of the generator, or a token to report instead (-1: draw).
     const uint64_t* seeds;
     const int64_t* positions;
     const int32_t* targets;
-    // Results per draw: token, log-probability, rank (1 is best).
+    // Results per draw: token; where asked for, log-probability and rank (1 is best).
     int32_t* tokens;
     double* logprobs;
     int32_t* ranks;

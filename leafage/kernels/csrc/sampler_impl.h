@@ -1,11 +1,14 @@
 // Sampling for one instruction set; contract: sampler.h.
+//
+// The exponential never decreases (checked for every float up to 0), so a token's weight never decreases with its
+// logit, and whatever min_p, top_k and top_p keep is all that is not worse than one (logit, id): a Cut.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "sampler.h"
 
-#if defined(LEAFAGE_AVX512)
+#if defined(LEAFAGE_AVX512) || defined(LEAFAGE_AVX2)
 #include <immintrin.h>
 #endif
 
@@ -13,107 +16,7 @@ namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 namespace sampling {
 
-#include "vec.h"
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kWeightScale = 1099511627776.0f;  // 2^40
-// First try for the candidates of truncation: logits within this of the maximum, in units of temperature.
-constexpr float kNear = 12.0f;
-
-static inline bool any(IVec mask) {
-#if defined(LEAFAGE_AVX512)
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#else
-    uint64_t words[8], all = 0;
-    std::memcpy(words, &mask, sizeof words);
-    for (int i = 0; i < 8; ++i) all |= words[i];
-    return all != 0;
-#endif
-}
-
-// Calls f(i, n) for runs of up to 16 lanes.
-template <class F>
-static inline void for_runs(int count, F&& f) {
-    int i = 0;
-    for (; i + 16 <= count; i += 16) f(i, 16);
-    if (i < count) f(i, count - i);
-}
-
-// 16 logits; behind the end -inf.
-static inline Vec load_run(const float* p, int n) {
-    if (n == 16) return vload(p);
-    float lanes[16];
-    for (int i = 0; i < 16; ++i) lanes[i] = i < n ? p[i] : -kInfinity;
-    return vload(lanes);
-}
-
-// Bits of a float as an integer in the same order: -NaN < -inf < ... < inf < NaN, and back.
-static inline IVec ordered(Vec x) {
-    IVec bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-static inline float unordered(int32_t key) {
-    key ^= (key >> 31) & 0x7fffffff;
-    float x;
-    std::memcpy(&x, &key, sizeof x);
-    return x;
-}
-
-// The largest logit and the lowest id that has it. False when a logit is NaN or the largest is not finite.
-static bool find_max(const float* logits, int vocab, float* max, int* id) {
-    constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
-    int32_t best = kLowest, worst = 0;
-    int block = 0;
-    for (int begin = 0; begin < vocab; begin += kSampleBlock) {
-        int count = vocab - begin < kSampleBlock ? vocab - begin : kSampleBlock;
-        IVec high[2] = {IVec{} + kLowest, IVec{} + kLowest}, low = {};
-        for_runs(count, [&](int i, int n) {
-            IVec key = ordered(load_run(logits + begin + i, n));
-            IVec& h = high[i / 16 % 2];
-            h = key > h ? key : h;
-            low = key < low ? key : low;
-        });
-        high[0] = high[0] > high[1] ? high[0] : high[1];
-        int32_t highs[16], lows[16];
-        std::memcpy(highs, &high[0], sizeof highs);
-        std::memcpy(lows, &low, sizeof lows);
-        int32_t top = highs[0];
-        for (int i = 0; i < 16; ++i) {
-            top = highs[i] > top ? highs[i] : top;
-            worst = lows[i] < worst ? lows[i] : worst;
-        }
-        if (top > best) {
-            best = top;
-            block = begin;
-        }
-    }
-    *max = unordered(best);
-    if (!std::isfinite(*max) || std::isnan(unordered(worst))) return false;
-    if (*max == 0) block = 0;  // -0 equals 0 and may come first
-    *id = block;
-    while (logits[*id] != *max) ++*id;
-    return true;
-}
-
-static inline uint64_t weight_of(float e) { return uint64_t(int64_t(e * kWeightScale)); }
-
-// exps[i] = e^((logits[i] - max) * inverse); blocks: sums of weights; returns the sum of all.
-static uint64_t exponentials(const float* logits, int vocab, float max, float inverse, float* exps, uint64_t* blocks) {
-    Vec shift = vset(max), scale = vset(inverse);
-    uint64_t total = 0;
-    for (int begin = 0, b = 0; begin < vocab; begin += kSampleBlock, ++b) {
-        int count = vocab - begin < kSampleBlock ? vocab - begin : kSampleBlock;
-        for_runs(count, [&](int i, int n) {
-            vstore_part(exps + begin + i, vexp((load_run(logits + begin + i, n) - shift) * scale), n);
-        });
-        int64_t sum = 0;
-        for (int i = 0; i < count; ++i) sum += int64_t(exps[begin + i] * kWeightScale);
-        blocks[b] = uint64_t(sum);
-        total += uint64_t(sum);
-    }
-    return total;
-}
+#include "sampler_scan_impl.h"
 
 // Philox4x32-10 (Salmon et al., SC 2011): 64 bits by key and counter.
 static uint64_t random_bits(uint64_t key, uint64_t counter) {
@@ -142,215 +45,285 @@ struct Better {
     }
 };
 
-// The tokens that may be drawn and their weights: all, or a list of candidates in order of id.
+// 2^40 * e^((x - max) / temperature) of logits.
+struct Exponential {
+    float max, scale;
+    Vec operator()(Vec x) const { return scaled_exp((x - vset(max)) * vset(scale)); }
+    float of(float x) const { return (*this)(vset(x))[0]; }
+    // Logits below this have no weight.
+    float weightless() const { return max - kWeightless / scale; }
+};
+
+// The last (logit, id) that is kept, in the order of Better.
+struct Cut {
+    float logit = -kInfinity;
+    int32_t id = std::numeric_limits<int32_t>::max();
+    bool all() const { return logit == -kInfinity; }
+    IVec keeps(Vec x, IVec ids) const {
+        return (x > vset(logit)) | ((x == vset(logit)) & (ids <= id));
+    }
+};
+
+// Logits in order of id: a row (no ids) or a part of one, padded with -inf to a multiple of 16.
+struct Values {
+    const float* logits;
+    const int32_t* ids;
+    int count;
+    const float* maxima;  // of its blocks, or null
+};
+
+// Sums of weights by block; returns the sum of all.
+template <bool kAll>
+static uint64_t sum_weights(const Values& v, const Exponential& exponential, const Cut& cut, uint64_t* sums) {
+    uint64_t total = 0;
+    float floor = exponential.weightless();
+    if (cut.logit > floor) floor = cut.logit;
+    for (int begin = 0, b = 0; begin < v.count; begin += kSampleBlock, ++b) {
+        sums[b] = 0;
+        if (v.maxima != nullptr && v.maxima[b] < floor) continue;
+        WeightSum sum;
+        for_runs(v.count - begin < kSampleBlock ? v.count - begin : kSampleBlock, [&](int i, int n) {
+            Vec x = load_run(v.logits + begin + i, n), e = exponential(x);
+            if (!kAll) e = choose(cut.keeps(x, load_ids(v.ids, begin + i)), e, Vec{});
+            sum.add(e);
+        });
+        sums[b] = sum.total();
+        total += sums[b];
+    }
+    return total;
+}
+
+// Appends the logits >= least and their ids to `values` and `ids`.
+static int collect(const Values& v, float least, float* values, int32_t* ids) {
+    int count = 0;
+    for (int begin = 0; begin < v.count; begin += kSampleBlock) {
+        if (v.maxima[begin / kSampleBlock] < least) continue;
+        for_runs(v.count - begin < kSampleBlock ? v.count - begin : kSampleBlock, [&](int i, int n) {
+            Vec x = load_run(v.logits + begin + i, n);
+            uint32_t bits = lane_bits(x >= vset(least));
+            if (bits != 0) count = append_lanes(bits, x, load_ids(nullptr, begin + i), values, ids, count);
+        });
+    }
+    vstore(values + count, vset(-kInfinity));
+    return count;
+}
+
+constexpr int kBuckets = 256;
+
+// Where the best ones reach `mass`: the last of them such that the mass before it is below `mass`. The mass of a
+// token is its weight, or 1. Nothing below `least` counts. The cut is `otherwise` when all together are too few.
+// Histograms over the range of the logits narrow it down to the few around the cut.
+template <bool kCount>
+static Cut find_cut(Values v, const Exponential& exponential, float least, double mass, Cut otherwise,
+                    SampleScratch& s) {
+    if (!kCount && exponential.weightless() > least) least = exponential.weightless();
+    if (least == -kInfinity) least = -std::numeric_limits<float>::max();
+    uint64_t before = 0;
+    float low, high;
+    auto measure = [&] {
+        Vec lows = vset(kInfinity), highs = vset(-kInfinity);
+        for_runs(v.count, [&](int i, int n) {
+            Vec x = load_run(v.logits + i, n);
+            highs = larger(x, highs);
+            lows = smaller(lows, choose(x >= vset(least), x, vset(kInfinity)));
+        });
+        high = largest_lane(highs);
+        low = -largest_lane(-lows);
+    };
+    measure();
+    while (v.count > 32 && high > low) {
+        float inverse = float(kBuckets) / (high - low);
+        if (!std::isfinite(inverse)) break;
+        auto bucket_of = [&](Vec x) {
+            Vec distance = (vset(high) - x) * vset(inverse);
+            return __builtin_convertvector(smaller(distance, vset(float(kBuckets - 1))), IVec);
+        };
+        uint64_t sums[4][kBuckets + 1] = {};  // four, so that neighbours do not wait for each other; the last: too low
+        for_runs(v.count, [&](int i, int n) {
+            Vec x = load_run(v.logits + i, n);
+            IVec fits = x >= vset(least), bucket = (bucket_of(x) & fits) | (~fits & kBuckets);
+            float weights[kWidth];
+            int32_t buckets[kWidth];
+            std::memcpy(buckets, &bucket, sizeof buckets);
+            if (!kCount) vstore(weights, exponential(x));
+            for (int lane = 0; lane < kWidth; ++lane)
+                sums[lane % 4][buckets[lane]] += kCount ? 1 : weight_of(weights[lane]);
+        });
+        int bucket = 0;
+        for (;; ++bucket) {
+            if (bucket == kBuckets) return otherwise;
+            uint64_t sum = sums[0][bucket] + sums[1][bucket] + sums[2][bucket] + sums[3][bucket];
+            if (!(double(before + sum) < mass)) break;
+            before += sum;
+        }
+        int count = 0;
+        for_runs(v.count, [&](int i, int n) {
+            Vec x = load_run(v.logits + i, n);
+            uint32_t bits = lane_bits((x >= vset(least)) & (bucket_of(x) == bucket));
+            if (bits != 0) count = append_lanes(bits, x, load_ids(v.ids, i), s.close_logits, s.close_ids, count);
+        });
+        bool narrower = count < v.count;
+        v = {s.close_logits, s.close_ids, count, nullptr};
+        vstore(s.close_logits + count, vset(-kInfinity));
+        measure();
+        if (!narrower) break;
+    }
+    int count = 0;
+    for (int i = 0; i < v.count; ++i)
+        if (v.logits[i] >= least) s.order[count++] = {v.logits[i], v.ids != nullptr ? v.ids[i] : i};
+    if (high > low) std::sort(s.order, s.order + count, Better());
+    Candidate last = s.order[0];
+    for (int i = 0; i < count; ++i) {
+        if (i > 0 && !(double(before) < mass)) return {last.logit, last.id};
+        last = s.order[i];
+        before += kCount ? 1 : weight_of(exponential.of(last.logit));
+    }
+    return double(before) < mass ? otherwise : Cut{last.logit, last.id};
+}
+
+// The tokens that may be drawn: what `cut_` keeps of `values_`, with the sums of their weights by block.
 class Distribution {
   public:
-    Distribution(const float* logits, int vocab, float max, const double* params, int top_k, SampleScratch& scratch)
-        : logits_(logits), vocab_(vocab), s_(scratch) {
-        double inverse = 1.0 / params[0];
-        float scale = inverse < 1e30 ? float(inverse) : 1e30f;
-        total_ = exponentials(logits, vocab, max, scale, s_.exps, s_.blocks);
-        double top_p = params[1];
-        float min_p = float(params[2]);
-        bool cut_k = top_k > 0 && top_k < vocab, cut_p = top_p < 1.0;
-        if (!cut_k && !cut_p && !(min_p > 0)) return;
-        listed_ = true;
-        if (min_p > 0) {
-            collect(s_.exps, min_p);
-            total_ = sum();
-        } else {
-            // Near the maximum first; when that does not reach, all tokens with a weight.
-            collect(logits, max - kNear / scale);
-            bool enough = cut_k ? count_ >= top_k : !(double(sum()) < top_p * double(total_));
-            if (!enough) collect(s_.exps, 1.0f / kWeightScale);
+    Distribution(const Values& values, float max, const SampleRow& row, SampleScratch& scratch)
+        : values_(values), s_(scratch) {
+        double inverse = 1.0 / row.temperature;
+        exponential_ = {max, inverse < 1e30 ? float(inverse) : 1e30f};
+        if (float min_p = float(row.min_p) * kWeightScale; min_p > 0) {
+            cut_.logit = lowest(max, [&](float x) { return exponential_.of(x) >= min_p; });
+            narrow(cut_.logit);
         }
-        if (cut_k && top_k < count_) keep_best(top_k);
-        if (cut_k) total_ = sum();
-        if (cut_p) keep_mass(top_p * double(total_));
+        if (row.top_k > 0 && row.top_k < values.count) {
+            narrow(best_block(row.top_k));
+            cut_.logit = find_cut<true>(values_, exponential_, cut_.logit, row.top_k, cut_, s_).logit;
+        }
+        if (row.top_p < 1.0) {
+            double mass = row.top_p * double(sum());
+            if (values_.ids == nullptr) {  // mostly a few near the maximum are enough
+                Values all = values_;
+                narrow(best_block(64));
+                if (values_.ids != nullptr && double(sum()) < mass) values_ = all;
+            }
+            cut_ = find_cut<false>(values_, exponential_, cut_.logit, mass, cut_, s_);
+        }
         total_ = sum();
     }
 
     int draw(uint64_t seed, int64_t position) const {
         uint64_t target = draw_below(total_, seed, position);
-        if (listed_) {
-            int i = 0;
-            while (target >= s_.candidates[i].weight) target -= s_.candidates[i++].weight;
-            return s_.candidates[i].id;
-        }
         int block = 0;
-        while (target >= s_.blocks[block]) target -= s_.blocks[block++];
-        int i = block * kSampleBlock;
-        for (uint64_t w; target >= (w = weight_of(s_.exps[i])); ++i) target -= w;
-        return i;
+        while (target >= s_.sums[block]) target -= s_.sums[block++];
+        for (int i = block * kSampleBlock;; i += kWidth) {
+            Vec x = load_run(values_.logits + i, values_.count - i < kWidth ? values_.count - i : kWidth);
+            IVec ids = load_ids(values_.ids, i);
+            float weights[kWidth];
+            vstore(weights, choose(cut_.keeps(x, ids), exponential_(x), Vec{}));
+            for (int lane = 0; lane < kWidth; ++lane) {
+                uint64_t weight = weight_of(weights[lane]);
+                if (target < weight) return ids[lane];
+                target -= weight;
+            }
+        }
     }
 
   private:
-    // Candidates are the tokens with values[i] >= least, in order of id.
-    void collect(const float* values, float least) {
-        count_ = 0;
-        Vec bound = vset(least);
-        for_runs(vocab_, [&](int i, int n) {
-            if (!any(load_run(values + i, n) >= bound)) return;
-            for (int j = i; j < i + n; ++j)
-                if (values[j] >= least) s_.candidates[count_++] = {logits_[j], j, weight_of(s_.exps[j])};
-        });
-    }
-
     uint64_t sum() const {
-        uint64_t total = 0;
-        for (int i = 0; i < count_; ++i) total += s_.candidates[i].weight;
-        return total;
+        return cut_.all() ? sum_weights<true>(values_, exponential_, cut_, s_.sums)
+                          : sum_weights<false>(values_, exponential_, cut_, s_.sums);
     }
 
-    // Keep what is not worse than (logit, id).
-    void keep_from(const Candidate& last) {
-        int kept = 0;
-        for (int i = 0; i < count_; ++i)
-            if (!Better()(last, s_.candidates[i])) s_.candidates[kept++] = s_.candidates[i];
-        count_ = kept;
+    // A logit that at least k tokens reach: the k-th largest maximum of a block; -inf when there are fewer blocks.
+    float best_block(int k) const {
+        int blocks = int(ceil_div(values_.count, kSampleBlock));
+        if (values_.maxima == nullptr || k > blocks) return -kInfinity;
+        Values maxima{values_.maxima, nullptr, blocks, nullptr};
+        return find_cut<true>(maxima, exponential_, -kInfinity, k, Cut{}, s_).logit;
     }
 
-    // The k best, and all that equal the last of them.
-    void keep_best(int k) {
-        std::copy(s_.candidates, s_.candidates + count_, s_.order);
-        std::nth_element(s_.order, s_.order + k - 1, s_.order + count_, Better());
-        keep_from({s_.order[k - 1].logit, vocab_, 0});
+    // Go on with the logits >= least alone, when few blocks of the row have any.
+    void narrow(float least) {
+        if (values_.maxima == nullptr || least == -kInfinity) return;
+        int blocks = int(ceil_div(values_.count, kSampleBlock)), some = 0;
+        for (int b = 0; b < blocks; ++b) some += values_.maxima[b] >= least;
+        if (some > 64 && some > blocks / 4) return;
+        int count = collect(values_, least > cut_.logit ? least : cut_.logit, s_.logits, s_.ids);
+        values_ = {s_.logits, s_.ids, count, nullptr};
     }
 
-    // The best while the mass before them is below `mass`. Halves the range that holds the last one.
-    void keep_mass(double mass) {
-        std::copy(s_.candidates, s_.candidates + count_, s_.order);
-        Candidate *low = s_.order, *high = s_.order + count_;
-        uint64_t before = 0;
-        while (high - low > 32) {
-            Candidate* middle = low + (high - low) / 2;
-            std::nth_element(low, middle, high, Better());
-            uint64_t half = before;
-            for (Candidate* c = low; c < middle; ++c) half += c->weight;
-            if (double(half) < mass) {
-                low = middle;
-                before = half;
-            } else {
-                high = middle;
-            }
-        }
-        std::sort(low, high, Better());
-        Candidate last = *low;
-        for (Candidate* c = low; c < high && (c == low || double(before) < mass); ++c) {
-            last = *c;
-            before += c->weight;
-        }
-        keep_from(last);
-    }
-
-    const float* logits_;
-    int vocab_;
+    Values values_;
     SampleScratch& s_;
-    bool listed_ = false;
-    int count_ = 0;
+    Exponential exponential_;
+    Cut cut_;
     uint64_t total_ = 0;
 };
 
 // Applies a row's penalties, bias and bans; restores the logits at the end.
 class Edits {
   public:
-    Edits(const SampleArgs& a, int row, float* saved)
-        : a_(a), row_(row), logits_(a.logits + int64_t(row) * a.vocab), saved_(saved) {
-        const double* p = a.params + row * 6;
-        float repetition = float(p[3]), presence = float(p[4]), frequency = float(p[5]);
-        for (int i = a.seen_offsets[row]; i < a.seen_offsets[row + 1]; ++i) {
-            float& x = logits_[a.seen_ids[i]];
+    Edits(const SampleRow& row, float* logits, float* saved) : row_(row), logits_(logits), saved_(saved) {
+        for (int i = 0; i < row.num_seen; ++i) {
+            float& x = logits_[row.seen_ids[i]];
             *saved_++ = x;
-            if (repetition != 1.0f) x = x > 0 ? x / repetition : x * repetition;
-            if (a.seen_counts[i] > 0) {
-                x -= frequency * float(a.seen_counts[i]);
-                x -= presence;
+            if (row.repetition != 1.0f) x = x > 0 ? x / row.repetition : x * row.repetition;
+            if (row.seen_counts[i] > 0) {
+                x -= row.frequency * float(row.seen_counts[i]);
+                x -= row.presence;
             }
         }
-        for (int i = a.bias_offsets[row]; i < a.bias_offsets[row + 1]; ++i) {
-            float& x = logits_[a.bias_ids[i]];
+        for (int i = 0; i < row.num_bias; ++i) {
+            float& x = logits_[row.bias_ids[i]];
             *saved_++ = x;
-            x = a.bias_values[i] == -kInfinity ? -kInfinity : x + a.bias_values[i];
+            x = row.bias_values[i] == -kInfinity ? -kInfinity : x + row.bias_values[i];
         }
     }
     ~Edits() {
-        for (int i = a_.bias_offsets[row_ + 1]; i-- > a_.bias_offsets[row_];) logits_[a_.bias_ids[i]] = *--saved_;
-        for (int i = a_.seen_offsets[row_ + 1]; i-- > a_.seen_offsets[row_];) logits_[a_.seen_ids[i]] = *--saved_;
+        for (int i = row_.num_bias; i-- > 0;) logits_[row_.bias_ids[i]] = *--saved_;
+        for (int i = row_.num_seen; i-- > 0;) logits_[row_.seen_ids[i]] = *--saved_;
     }
 
   private:
-    const SampleArgs& a_;
-    int row_;
+    const SampleRow& row_;
     float* logits_;
     float* saved_;
 };
 
-static int32_t rank_of(const float* logits, int vocab, float value) {
-    IVec greater = {};
-    int32_t rank = 1;
-    for_runs(vocab, [&](int i, int n) { greater -= load_run(logits + i, n) > vset(value); });
-    int32_t lanes[16];
-    std::memcpy(lanes, &greater, sizeof lanes);
-    for (int32_t x : lanes) rank += x;
-    return rank;
-}
-
-// The `count` best ids, best first, equal logits by id.
-static void find_top(const float* logits, int vocab, int count, int32_t* ids) {
-    if (count == 0) return;
-    int found = 0;
-    float least = -kInfinity;
-    for_runs(vocab, [&](int i, int n) {
-        if (found == count && !any(load_run(logits + i, n) > vset(least))) return;
-        for (int j = i; j < i + n; ++j) {
-            if (found == count && !(logits[j] > least)) continue;
-            int at = found < count ? found++ : count - 1;
-            for (; at > 0 && logits[j] > logits[ids[at - 1]]; --at) ids[at] = ids[at - 1];
-            ids[at] = j;
-            least = logits[ids[found - 1]];
-        }
-    });
-}
-
-static void sample_row(const SampleArgs& a, int row, SampleScratch& scratch) {
-    int first = a.draw_offsets[row], last = a.draw_offsets[row + 1];
-    a.usable[row] = 1;
-    if (first == last) return;
-    Edits edits(a, row, scratch.saved);
-    const float* logits = a.logits + int64_t(row) * a.vocab;
+static void sample_row(const SampleArgs& a, int index, SampleScratch& scratch) {
+    const SampleRow& row = a.row[index];
+    a.usable[index] = 1;
+    if (row.first_draw == row.end_draw) return;
+    float* logits = a.logits + int64_t(index) * a.vocab;
+    Edits edits(row, logits, scratch.saved);
     float max;
     int best;
-    if (!find_max(logits, a.vocab, &max, &best)) {
-        a.usable[row] = 0;
+    if (!find_maxima(logits, a.vocab, scratch.maxima, &max, &best)) {
+        a.usable[index] = 0;
         return;
     }
-    const double* params = a.params + row * 6;
+    const Values values{logits, nullptr, a.vocab, scratch.maxima};
     bool draws = false;
-    for (int d = first; d < last; ++d) {
+    for (int d = row.first_draw; d < row.end_draw; ++d) {
         if (a.targets[d] >= 0)
             a.tokens[d] = a.targets[d];
-        else if (params[0] > 0)
+        else if (row.temperature > 0)
             draws = true;
         else
             a.tokens[d] = best;
     }
     if (draws) {
-        Distribution distribution(logits, a.vocab, max, params, a.limits[row * 2], scratch);
-        for (int d = first; d < last; ++d)
+        Distribution distribution(values, max, row, scratch);
+        for (int d = row.first_draw; d < row.end_draw; ++d)
             if (a.targets[d] < 0) a.tokens[d] = distribution.draw(a.seeds[d], a.positions[d]);
     }
-    int num_top = a.limits[row * 2 + 1];
-    if (num_top < 0) return;
-    uint64_t total = exponentials(logits, a.vocab, max, 1.0f, scratch.exps, scratch.blocks);
+    if (row.num_top < 0) return;
+    uint64_t total = sum_weights<true>(values, {max, 1.0f}, Cut{}, scratch.sums);
     double log_sum = std::log(double(total) / double(kWeightScale));
     auto logprob = [&](int id) { return double(logits[id]) - double(max) - log_sum; };
-    for (int d = first; d < last; ++d) {
+    for (int d = row.first_draw; d < row.end_draw; ++d) {
         a.logprobs[d] = logprob(a.tokens[d]);
-        a.ranks[d] = rank_of(logits, a.vocab, logits[a.tokens[d]]);
+        a.ranks[d] = 1 + count_above(logits, a.vocab, scratch.maxima, logits[a.tokens[d]]);
     }
-    int32_t* ids = a.top_ids + int64_t(row) * a.max_top;
-    find_top(logits, a.vocab, num_top, ids);
-    for (int i = 0; i < num_top; ++i) a.top_logprobs[int64_t(row) * a.max_top + i] = logprob(ids[i]);
+    int32_t* ids = a.top_ids + int64_t(index) * a.max_top;
+    find_top(logits, a.vocab, scratch.maxima, row.num_top, ids);
+    for (int i = 0; i < row.num_top; ++i) a.top_logprobs[int64_t(index) * a.max_top + i] = logprob(ids[i]);
 }
 
 }  // namespace sampling

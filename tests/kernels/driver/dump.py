@@ -18,7 +18,6 @@ import numpy as np
 
 from leafage.kernels import reference, reference_attention, reference_linear, reference_sampling
 from leafage.kernels.native import rope_table
-from leafage.kernels.native_sampling import NativeSampler
 from leafage.kernels.program import Rope
 from leafage.kernels.reference_attention import to_bf16
 from leafage.kernels.reference_sampling import SamplingRow
@@ -295,30 +294,34 @@ def attention(out: Vectors) -> None:
     attention_case(out, "soft cap and window", long, pieces, rng, (16, 8), softcap=5.0, window=77)
 
 
-class _Recorder:
-    """Stands where NativeSampler has the extension, and keeps what it is called with."""
-
-    def run(self, *arrays: Any) -> None:
-        names = (
-            "logits", "params", "limits", "seen_offsets", "seen_ids", "seen_counts", "bias_offsets",
-            "bias_ids", "bias_values", "draw_offsets", "seeds", "positions", "targets",
-        )  # fmt: skip
-        self.arrays = dict(zip(names, arrays, strict=False))
-
-
 def sample_case(out: Vectors, name: str, logits: np.ndarray, rows: list[SamplingRow]) -> None:
-    sampler = NativeSampler(logits.shape[1])
-    recorder = _Recorder()
-    sampler._native = recorder
-    sampler.sample(logits, rows)
-    draws = len(recorder.arrays["seeds"])
+    num_draws = [len(row.draws) + len(row.targets) for row in rows]
+    draws = [draw for row in rows for draw in (*row.draws, *((0, 0) for _ in row.targets))]
+    offsets = np.cumsum([0, *num_draws])
     max_top = max((row.num_top or 0) for row in rows)
-    expected: dict[str, np.ndarray] = {
-        "tokens": np.zeros(draws, np.int32), "ranks": np.zeros(draws, np.int32), "logprobs": np.zeros(draws),
-        "top_ids": np.zeros((len(rows), max_top), np.int32), "top_logprobs": np.zeros((len(rows), max_top)),
-        "usable": np.zeros(len(rows), np.uint8),
+    arrays: dict[str, np.ndarray] = {
+        "logits": logits,
+        "params": np.array([
+            (r.temperature, r.top_p, r.min_p, r.repetition_penalty, r.presence_penalty, r.frequency_penalty)
+            for r in rows
+        ]),
+        "limits": np.array([(r.top_k, -1 if r.num_top is None else r.num_top) for r in rows], np.int32),
+        "seen_offsets": np.cumsum([0, *(len(r.seen) for r in rows)]).astype(np.int32),
+        "seen_ids": np.array([i for r in rows for i in r.seen], np.int32),
+        "seen_counts": np.array([n for r in rows for n in r.seen.values()], np.int32),
+        "bias_offsets": np.cumsum([0, *(len(r.bias) for r in rows)]).astype(np.int32),
+        "bias_ids": np.array([i for r in rows for i in r.bias], np.int32),
+        "bias_values": np.array([x for r in rows for x in r.bias.values()], np.float32),
+        "draw_offsets": offsets.astype(np.int32),
+        "seeds": np.array([seed for seed, _ in draws], np.uint64),
+        "positions": np.array([position for _, position in draws], np.int64),
+        "targets": np.array([t for r in rows for t in (*(-1 for _ in r.draws), *r.targets)], np.int32),
     }  # fmt: skip
-    offsets = recorder.arrays["draw_offsets"]
+    expected: dict[str, np.ndarray] = {
+        "tokens": np.zeros(len(draws), np.int32), "ranks": np.zeros(len(draws), np.int32),
+        "logprobs": np.zeros(len(draws)), "top_ids": np.zeros((len(rows), max_top), np.int32),
+        "top_logprobs": np.zeros((len(rows), max_top)), "usable": np.zeros(len(rows), np.uint8),
+    }  # fmt: skip
     for i, one in enumerate(reference_sampling.sample(logits, rows)):
         expected["usable"][i] = one.usable
         for key in ("tokens", "ranks", "logprobs"):
@@ -326,7 +329,7 @@ def sample_case(out: Vectors, name: str, logits: np.ndarray, rows: list[Sampling
             expected[key][offsets[i] : offsets[i] + len(values)] = values
         for j, (token, logprob) in enumerate(one.top):
             expected["top_ids"][i, j], expected["top_logprobs"][i, j] = token, logprob
-    out.case(f"sample {name}", **recorder.arrays, **{f"expected_{k}": v for k, v in expected.items()})
+    out.case(f"sample {name}", **arrays, **{f"expected_{k}": v for k, v in expected.items()})
 
 
 def sample(out: Vectors) -> None:
