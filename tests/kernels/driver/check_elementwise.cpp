@@ -95,8 +95,8 @@ void check_select_logit_rows(const Case& one, Run& run) {
         program.finish(width, 1, 16);
         std::vector<float> out;
         for (int first = 0; first < wanted; first += kSlice) {
-            if (first == 0) program.run(step);
-            else program.run_head(step, first);
+            if (first == 0) program.run(step, Sampling{});
+            else program.run_head(step, first, Sampling{});
             int count = wanted - first < kSlice ? wanted - first : kSlice;
             out.insert(out.end(), program.logits(), program.logits() + count * width);
         }
