@@ -2,6 +2,7 @@
 // same arguments, so nothing is exchanged, and no cut changes a result.
 #pragma once
 #include "attention_prefix.h"
+#include "attention_scratch.h"
 
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
@@ -35,20 +36,21 @@ class Plan {
     int round_parts = 0;
     // A KV head whose group is larger than kGroupHeads counts as several virtual ones.
     int virtual_heads, group_heads, heads_per_kv;
+    Prefixes prefixes;
 
-    // block_rows: query rows that share each K/V load, at most. `prefixes` is filled here.
-    Plan(const AttentionArgs& a, int num_threads, int block_rows, Prefixes& prefixes)
-        : a_(a), prefixes_(prefixes), threads_(num_threads), block_rows_(block_rows) {
+    // block_rows: query rows that share each K/V load, at most.
+    Plan(const AttentionArgs& a, int num_threads, int block_rows)
+        : a_(a), threads_(num_threads), block_rows_(block_rows) {
         int group = a.num_heads / a.kv.num_kv_heads, cut = 1;
         while (group % cut != 0 || group / cut > kGroupHeads) ++cut;
         group_heads = group / cut;
         heads_per_kv = cut;
         virtual_heads = a.kv.num_kv_heads * cut;
         const int64_t state_bytes = stride() * int64_t(sizeof(float)) * a.num_heads;
-        const int64_t room = std::min<int64_t>(kSharedRows, int64_t(a.shared_bytes / 2) / state_bytes);
-        prefixes.find(a, int(room), block_rows / group_heads);
+        const int64_t fit = int64_t(a.shared_bytes / 2) / state_bytes, room = fit < kSharedRows ? fit : kSharedRows;
+        prefixes = find_prefixes(a, int(room), block_rows / group_heads);
         // States of shared rows lie before those of split ones.
-        if (!prefixes.shared.empty()) records_at_ = stride() * a.num_heads * room;
+        if (prefixes.num_shared > 0) records_at_ = stride() * a.num_heads * room;
         if (num_threads == 1) return;
         for (int i = 0; i < a.num_items; ++i) total_ += cost(i);
         limit_ = total_ / (4 * num_threads) + 1;
@@ -76,7 +78,7 @@ class Plan {
         const AttentionItem& it = a_.items[i];
         int last = it.start + it.num_rows - 1;
         int low = a_.window > 0 && it.start - a_.window + 1 > 0 ? it.start - a_.window + 1 : 0;
-        const int shared = prefixes_.parts(i);
+        const int shared = prefixes.parts[i];
         ItemPlan p{i, shared > 0 ? shared : low / kPartition, 0, 0, 1, 0, false, base};
         p.num_parts = last / kPartition - p.first_part + 1;
         p.queries = block_rows_ / group_heads;
@@ -147,7 +149,7 @@ class Plan {
     int64_t num_tasks(const SharedPrefix& p) const { return ceil_div(p.count, queries_of_prefix()) * virtual_heads; }
     Task task(const SharedPrefix& p, int index) const {
         Task t{};
-        t.members = prefixes_.members.data() + p.first;
+        t.members = prefixes.members + p.first;
         t.item = t.members[0];
         t.head = index % virtual_heads;
         t.num_heads = 1;
@@ -158,9 +160,9 @@ class Plan {
     }
 
     // Partitions of item i's prefix that are done with others, and the state of its row after them.
-    int shared_parts(int i) const { return prefixes_.parts(i); }
+    int shared_parts(int i) const { return prefixes.parts[i]; }
     float* prefix_state(int i, int head) const {
-        return reinterpret_cast<float*>(a_.shared) + (int64_t(prefixes_.place(i)) * a_.num_heads + head) * stride();
+        return reinterpret_cast<float*>(a_.shared) + (int64_t(prefixes.place[i]) * a_.num_heads + head) * stride();
     }
 
     // The running state of a row-head of a split item, and its partial results of the round's partitions.
@@ -178,13 +180,12 @@ class Plan {
             if (low > a_.window) low = a_.window;
             if (high > a_.window) high = a_.window;
         }
-        return it.num_rows * (low + high) / 2 - int64_t(prefixes_.parts(i)) * kPartition;
+        return it.num_rows * (low + high) / 2 - int64_t(prefixes.parts[i]) * kPartition;
     }
     float* floats() const { return reinterpret_cast<float*>(a_.shared) + records_at_; }
     int64_t stride() const { return int64_t(partial_floats(a_.kv.head_dim)); }
 
     const AttentionArgs& a_;
-    const Prefixes& prefixes_;
     int threads_, block_rows_;
     int64_t records_at_ = 0;
     bool may_split_ = true;

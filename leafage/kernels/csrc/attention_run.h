@@ -8,12 +8,12 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 template <class A>
 static void attention_by(const AttentionArgs& a, Worker& worker) {
-    static thread_local Prefixes prefixes;  // kept: its vectors have their memory
-    Plan plan(a, worker.count, A::kBlockRows, prefixes);
+    Plan plan(a, worker.count, A::kBlockRows);
     Attend<A> attend(a, plan, *reinterpret_cast<AttentionScratch*>(worker.scratch));
-    if (!prefixes.shared.empty()) {
+    if (plan.prefixes.num_shared > 0) {
         int64_t ticket = worker.take(), first = 0;
-        for (const SharedPrefix& prefix : prefixes.shared) {
+        for (int i = 0; i < plan.prefixes.num_shared; ++i) {
+            const SharedPrefix& prefix = plan.prefixes.shared[i];
             int64_t count = plan.num_tasks(prefix);
             for (; ticket < first + count; ticket = worker.take()) attend.run(plan.task(prefix, int(ticket - first)));
             first += count;
