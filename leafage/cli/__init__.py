@@ -36,10 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     from cyclopts import CycloptsError
 
-    from leafage.cli.app import app
+    from leafage.cli.app import make_app
 
     try:
-        result = app(words)
+        result = make_app(words)(words)
     except CycloptsError as error:
         return _wrong_usage(error, words)
     return result if isinstance(result, int) else 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cyclopts import App
+import importlib
+from collections.abc import Sequence
 
-from leafage.cli import bench, chat, inspect, models, run
+from cyclopts import App
 
 
 def _version() -> str:
@@ -16,9 +17,25 @@ def _version() -> str:
         return "unknown"
 
 
-app = App(
-    name="leafage",
-    help="""Serve language models on the machine you already own.
+COMMANDS = {
+    "run": "run",
+    "chat": "chat",
+    "bench": "bench",
+    "inspect": "inspect",
+    "pull": "models",
+    "ls": "models",
+    "show": "models",
+    "rm": "models",
+}
+"""The module of each command, in the order of the help."""
+
+
+def make_app(words: Sequence[str]) -> App:
+    """The command that `words` begin with, or all of them for help and for errors: a command imports its own
+    modules alone."""
+    app = App(
+        name="leafage",
+        help="""Serve language models on the machine you already own.
 
 **Examples**
 
@@ -29,14 +46,15 @@ app = App(
 
 Add `--debug` to any command for the traceback of an error. Models are kept in LEAFAGE_HOME
 (default: ~/.cache/leafage).""",
-    help_format="markdown",
-    version=_version,
-    exit_on_error=False,  # errors, Ctrl-C and exit codes are main's business
-    print_error=False,
-    suppress_keyboard_interrupt=False,
-    result_action="return_value",
-)
-for _number, _command in enumerate(
-    (run.run, chat.chat, bench.bench, inspect.inspect, models.pull, models.ls, models.show, models.rm)
-):
-    app.command(_command, sort_key=_number)  # type: ignore[call-overload]
+        help_format="markdown",
+        version=_version,
+        exit_on_error=False,  # errors, Ctrl-C and exit codes are main's business
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
+    called = words[:1] if words and words[0] in COMMANDS else COMMANDS
+    for number, name in enumerate(called):
+        module = importlib.import_module(f"leafage.cli.{COMMANDS[name]}")
+        app.command(getattr(module, name), sort_key=number)
+    return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -164,18 +165,20 @@ def open_llm(model: str, settings: dict[str, Any]) -> LLM:
     label = f"loading {Path(model).name}"
     with ByteProgress(delay=0.7, transient=True) as progress:
         llm = LLM.from_config(config, on_progress=lambda done, total: progress(label, done, total))
+    # This process is ours, and what exists now stays: the collector need never look at it again. A library
+    # must not freeze: objects of its user that are garbage later would never be found.
+    gc.freeze()
     say(plan_line(llm.build))
     return llm
 
 
 def plan_line(build: Build) -> str:
-    """Weights, KV pool, the largest context and how many such requests fit, threads and kernels."""
+    """Weights, KV pool, the largest context and how many such requests fit."""
     plan = build.plan
     many = plan.num_largest_requests
-    in_int8 = ", int8" if build.config.kv_dtype == "int8" else ""
     return (
         f"{Path(build.model.name).name}: weights {store.human(plan.weight_bytes)}, "
-        f"KV pool {plan.kv_tokens:,} tokens ({store.human(plan.kv_bytes)}{in_int8}), "
+        f"KV pool {plan.kv_tokens:,} tokens ({store.human(plan.kv_bytes)}), "
         f"largest context {plan.max_model_len:,} ({many:,} such request{'s' if many != 1 else ''} at once), "
-        f"{build.threads} thread{'s' if build.threads != 1 else ''}, kernels: {build.kernels}"
+        f"{build.threads} thread{'s' if build.threads != 1 else ''}"
     )

@@ -172,7 +172,9 @@ def test_start_imports_nothing_heavy(tmp_path: Path) -> None:
     """What `leafage run` needs only later (or never) must not cost at the start."""
     code = (
         "import sys, leafage.cli.app\n"
+        "leafage.cli.app.make_app(['run', 'x'])\n"
         "heavy = {'rich.console', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub', 'leafage.llm'}\n"
+        "heavy |= {f'leafage.cli.{name}' for name in ('chat', 'bench', 'inspect', 'models')}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)

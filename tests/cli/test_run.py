@@ -85,3 +85,16 @@ def test_reader_that_leaves_is_no_fault(tmp_path: Path, smollm2_path: Path) -> N
     errors = process.stderr.read()
     assert process.wait(timeout=30) != 0
     assert b"Traceback" not in errors and b"fault in Leafage" not in errors
+
+
+def test_a_loaded_model_is_out_of_the_collectors_way(smollm2_path: Path) -> None:
+    """On the command line, whose process is ours. A library leaves its user's collector alone."""
+    code = (
+        "import gc, sys; from leafage import LLM; from leafage.cli import terminal\n"
+        "if sys.argv[2] == 'cli': llm = terminal.open_llm(sys.argv[1], {'kv_cache_tokens': 256})\n"
+        "else: llm = LLM(sys.argv[1], kv_cache_tokens=256)\n"
+        "print(gc.get_freeze_count() > 10_000, gc.isenabled())"
+    )
+    for who, expected in (("cli", "True True\n"), ("library", "False True\n")):
+        words = [sys.executable, "-c", code, str(smollm2_path), who]
+        assert subprocess.run(words, capture_output=True, text=True).stdout == expected
