@@ -173,12 +173,13 @@ def open_llm(model: str, settings: dict[str, Any]) -> LLM:
 
 
 def plan_line(build: Build) -> str:
-    """Weights, KV pool, the largest context and how many such requests fit."""
+    """Weights, KV pool, the largest context and how many such requests fit, threads and kernels."""
     plan = build.plan
     many = plan.num_largest_requests
+    in_int8 = ", int8" if build.config.kv_dtype == "int8" else ""
     return (
         f"{Path(build.model.name).name}: weights {store.human(plan.weight_bytes)}, "
-        f"KV pool {plan.kv_tokens:,} tokens ({store.human(plan.kv_bytes)}), "
+        f"KV pool {plan.kv_tokens:,} tokens ({store.human(plan.kv_bytes)}{in_int8}), "
         f"largest context {plan.max_model_len:,} ({many:,} such request{'s' if many != 1 else ''} at once), "
-        f"{build.threads} thread{'s' if build.threads != 1 else ''}"
+        f"{build.threads} thread{'s' if build.threads != 1 else ''}, kernels: {build.kernels}"
     )
