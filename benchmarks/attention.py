@@ -43,7 +43,7 @@ MAX_BYTES = 1 << 30
 def make_step(lengths: list[int], rows: int, tables: np.ndarray) -> StepInputs:
     none = np.zeros(0, np.int32)
     counts = np.full(len(lengths), rows, np.int32)
-    return StepInputs(
+    return StepInputs.of(
         token_ids=none,
         positions=none,
         slots=none,

@@ -200,7 +200,7 @@ def step_of(window: Sequence[int], block_size: int) -> StepInputs:
     def i32(values: Any) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.int32)
 
-    return StepInputs(
+    return StepInputs.of(
         token_ids=i32(window),
         positions=i32(range(num)),
         slots=i32(range(num)),

@@ -113,17 +113,13 @@ class NativeProgram:
         but has run: the first `next()` does all the work. With a plan, one row of it per logit row, a slice
         is sampled in the native call that computes it.
         """
-        arrays = _arrays(inputs)
+        num_logit_rows = inputs.num_logit_rows
+        step = (inputs.data, inputs.num_rows, inputs.num_items, num_logit_rows)
         sampling = (None if sampler is None else sampler.native, plan)
-        try:
-            self._native.run(*arrays, self.program.vocab_size, self.max_position, *sampling)
-        except TypeError:
-            _explain(inputs)
-            raise
-        num_logit_rows = len(inputs.logit_rows)
+        self._native.run(*step, self.program.vocab_size, self.max_position, *sampling)
         for first in range(0, num_logit_rows, MAX_LOGIT_ROWS):
             if first > 0:
-                self._native.run_head(*arrays, first, *sampling)
+                self._native.run_head(*step, first, *sampling)
             yield first, self._logits[: min(MAX_LOGIT_ROWS, num_logit_rows - first)]
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
@@ -154,27 +150,6 @@ class NativeProgram:
     def num_bytes(self) -> int:
         """Bytes of activations and tables, without weights and KV pool."""
         return int(self._native.num_bytes)
-
-
-def _arrays(s: StepInputs) -> tuple[np.ndarray, ...]:
-    return (
-        s.token_ids,
-        s.positions,
-        s.slots,
-        s.item_rows,
-        s.item_num_rows,
-        s.item_starts,
-        s.table_offsets,
-        s.tables,
-        s.logit_rows,
-    )
-
-
-def _explain(inputs: StepInputs) -> None:
-    """Why the binding refused these arrays; ranges and lengths are checked behind it, at less cost."""
-    for name, array in zip(inputs.__slots__, _arrays(inputs), strict=True):
-        if array.dtype != np.int32 or array.ndim != 1 or not array.flags.c_contiguous:
-            raise ValueError(f"expected {name} as contiguous int32 [n], got {array.dtype} {array.shape}")
 
 
 def check_head_dim(head_dim: int) -> None:

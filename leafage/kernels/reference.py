@@ -9,7 +9,6 @@ walks partitions of 256 keys at absolute positions and merges them in order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -346,7 +345,7 @@ class ReferenceProgram:
         for first in range(0, len(inputs.logit_rows), MAX_LOGIT_ROWS):
             rows = inputs.logit_rows[first : first + MAX_LOGIT_ROWS]
             head_buffers = {hidden: buffers[hidden]}
-            self._run_ops(head_start, len(self.program.ops), head_buffers, replace(inputs, logit_rows=rows))
+            self._run_ops(head_start, len(self.program.ops), head_buffers, inputs.replace(logit_rows=rows))
             logits = head_buffers[self.program.logits.id]
             if sampler is not None and plan is not None:
                 sampler.run(plan, logits, first)

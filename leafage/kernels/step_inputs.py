@@ -2,33 +2,114 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 
-@dataclass(slots=True)
 class StepInputs:
-    """All arrays are int32 and C-contiguous. R rows (tokens of the step), I items (sequences), L logit rows.
+    """A step's int32 arrays, one behind the other in `data`, so that native code takes one pointer.
 
-    Attributes:
-        token_ids: [R].
-        positions: [R] absolute position of each row's token.
-        slots: [R] block * block_size + offset where the row's K/V goes; -1 writes nothing.
-        item_rows: [I] first row of each item; its rows are consecutive.
-        item_num_rows: [I].
-        item_starts: [I] position of the item's first row.
-        table_offsets: [I] where the item's block table begins in `tables`.
-        tables: concatenated block tables.
-        logit_rows: [L] rows that need logits, ascending.
+    R rows (tokens of the step), I items (sequences), L logit rows. The arrays are read-only views, in the
+    order in which they lie in `data`:
+
+    - token_ids: [R].
+    - positions: [R] absolute position of each row's token.
+    - slots: [R] block * block_size + offset where the row's K/V goes; -1 writes nothing.
+    - item_rows: [I] first row of each item; its rows are consecutive.
+    - item_num_rows: [I].
+    - item_starts: [I] position of the item's first row.
+    - table_offsets: [I] where the item's block table begins in `tables`.
+    - logit_rows: [L] rows that need logits, ascending.
+    - tables: concatenated block tables; the rest of `data`.
     """
 
-    token_ids: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    item_rows: np.ndarray
-    item_num_rows: np.ndarray
-    item_starts: np.ndarray
-    table_offsets: np.ndarray
-    tables: np.ndarray
-    logit_rows: np.ndarray
+    __slots__ = ("data", "num_items", "num_logit_rows", "num_rows")
+
+    def __init__(self, data: bytes, num_rows: int, num_items: int, num_logit_rows: int) -> None:
+        self.data = data
+        self.num_rows = num_rows
+        self.num_items = num_items
+        self.num_logit_rows = num_logit_rows
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        slots: np.ndarray,
+        item_rows: np.ndarray,
+        item_num_rows: np.ndarray,
+        item_starts: np.ndarray,
+        table_offsets: np.ndarray,
+        tables: np.ndarray,
+        logit_rows: np.ndarray,
+    ) -> StepInputs:
+        """From the arrays, each int32 [n].
+
+        Raises:
+            ValueError: an array has another dtype or number of dimensions, or not the length of its fellows.
+        """
+        rows = {"token_ids": token_ids, "positions": positions, "slots": slots}
+        items = {
+            "item_rows": item_rows,
+            "item_num_rows": item_num_rows,
+            "item_starts": item_starts,
+            "table_offsets": table_offsets,
+        }
+        for name, array in (rows | items | {"logit_rows": logit_rows, "tables": tables}).items():
+            if array.dtype != np.int32 or array.ndim != 1:
+                raise ValueError(f"expected {name} as int32 [n], got {array.dtype} {array.shape}")
+        for group in (rows, items):
+            lengths = {name: len(array) for name, array in group.items()}
+            if len(set(lengths.values())) > 1:
+                raise ValueError(f"expected arrays of one length, got {lengths}")
+        data = np.concatenate([*rows.values(), *items.values(), logit_rows, tables]).tobytes()
+        return cls(data, len(token_ids), len(item_rows), len(logit_rows))
+
+    def replace(self, **arrays: np.ndarray) -> StepInputs:
+        """A copy with other values for some arrays. Raises as `of`."""
+        return StepInputs.of(**{name: arrays.get(name, getattr(self, name)) for name in ARRAYS})
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return self._view(0, self.num_rows)
+
+    @property
+    def positions(self) -> np.ndarray:
+        return self._view(self.num_rows, self.num_rows)
+
+    @property
+    def slots(self) -> np.ndarray:
+        return self._view(2 * self.num_rows, self.num_rows)
+
+    @property
+    def item_rows(self) -> np.ndarray:
+        return self._view(3 * self.num_rows, self.num_items)
+
+    @property
+    def item_num_rows(self) -> np.ndarray:
+        return self._view(3 * self.num_rows + self.num_items, self.num_items)
+
+    @property
+    def item_starts(self) -> np.ndarray:
+        return self._view(3 * self.num_rows + 2 * self.num_items, self.num_items)
+
+    @property
+    def table_offsets(self) -> np.ndarray:
+        return self._view(3 * self.num_rows + 3 * self.num_items, self.num_items)
+
+    @property
+    def logit_rows(self) -> np.ndarray:
+        return self._view(3 * self.num_rows + 4 * self.num_items, self.num_logit_rows)
+
+    @property
+    def tables(self) -> np.ndarray:
+        return self._view(3 * self.num_rows + 4 * self.num_items + self.num_logit_rows, -1)
+
+    def _view(self, first: int, count: int) -> np.ndarray:
+        return np.frombuffer(self.data, np.int32)[first : None if count < 0 else first + count]
+
+
+ARRAYS = (
+    "token_ids", "positions", "slots", "item_rows", "item_num_rows", "item_starts", "table_offsets", "tables",
+    "logit_rows",
+)  # fmt: skip

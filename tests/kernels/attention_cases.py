@@ -88,7 +88,7 @@ class Sequences:
         counts = [end - start for _, start, end in pieces]
         sizes = [len(tables[s]) for s, _, _ in pieces]
         none = int32([])
-        return q, StepInputs(
+        return q, StepInputs.of(
             token_ids=none,
             positions=none,
             slots=none,

@@ -267,10 +267,11 @@ def test_wrong_arguments_are_refused() -> None:
         run(q, replace(layer, dtype="fp8"), inputs, scale=1.0)
     with pytest.raises(ValueError, match="expected blocks of"):
         run(q, PagedLayer(layer.pool, 16, 1, 32), inputs, scale=1.0)
-    inputs.tables[1] = len(layer.pool)
+    beyond = inputs.tables.copy()
+    beyond[1] = len(layer.pool)
     with pytest.raises(ValueError, match="expected tables in"):
-        run(q, layer, inputs, scale=1.0)
-    inputs.tables = inputs.tables[:1].copy()
+        run(q, layer, inputs.replace(tables=beyond), scale=1.0)
+    inputs = inputs.replace(tables=inputs.tables[:1])
     with pytest.raises(ValueError, match="expected table_offsets in"):
         run(q, layer, inputs, scale=1.0)
     x = np.zeros((2, 128), np.float32)

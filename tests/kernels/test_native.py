@@ -119,7 +119,7 @@ def step(*items: tuple[list[int], int, list[int]], all_logits: bool = True) -> S
         np.concatenate([t for _, _, t in items]),
         logit_rows,
     )
-    return StepInputs(*(np.ascontiguousarray(a, dtype=np.int32) for a in arrays))
+    return StepInputs.of(*(np.ascontiguousarray(a, dtype=np.int32) for a in arrays))
 
 
 def logits(program: NativeProgram | ReferenceProgram, inputs: StepInputs) -> np.ndarray:
@@ -189,8 +189,7 @@ def test_head_runs_in_slices(model, variant):
 def test_a_step_without_logits_still_runs(model):
     prompt = tokens(5, 40)
     program = native(model)
-    inputs = step((prompt[:32], 0, [1, 2, 3]))
-    inputs.logit_rows = np.empty(0, np.int32)
+    inputs = step((prompt[:32], 0, [1, 2, 3])).replace(logit_rows=np.empty(0, np.int32))
     assert list(program.forward(inputs)) == []
     rest = logits(program, step((prompt[32:], 32, [1, 2, 3])))
     whole = logits(native(model), step((prompt, 0, [1, 2, 3])))
@@ -251,17 +250,20 @@ def test_bad_copies_are_refused_and_copy_nothing(model, pairs, message):
     ],
 )
 def test_bad_inputs_are_refused_before_any_pointer_is_taken(model, name, value, message):
-    inputs = step(([1], 0, [0]))
-    setattr(inputs, name, np.array(value, np.int32))
+    inputs = step(([1], 0, [0])).replace(**{name: np.array(value, np.int32)})
     with pytest.raises(ValueError, match=message):
         next(native(model).forward(inputs))
 
 
 def test_wrong_dtype_and_size_are_refused(model):
     inputs = step(([1], 0, [0]))
-    inputs.positions = inputs.positions.astype(np.int64)
-    with pytest.raises(ValueError, match="contiguous int32"):
-        next(native(model).forward(inputs))
+    with pytest.raises(ValueError, match="positions as int32"):
+        inputs.replace(positions=inputs.positions.astype(np.int64))
+    with pytest.raises(ValueError, match="one length"):
+        inputs.replace(positions=np.zeros(2, np.int32))
+    short = StepInputs(inputs.data, inputs.num_rows + 2, inputs.num_items, inputs.num_logit_rows)
+    with pytest.raises(ValueError, match="at least 14 numbers for 3 rows and 1 items, got 9"):
+        next(native(model).forward(short))
     with pytest.raises(ValueError, match="1 to 256 rows, got 257"):
         next(native(model).forward(step((tokens(0, 257), 0, list(range(17))))))
 
@@ -279,7 +281,6 @@ def test_a_step_samples_what_its_plan_says(model):
     """More rows than a slice of the output head holds: the same as sampling the logits afterwards."""
     count = MAX_LOGIT_ROWS + 6
     inputs = step((tokens(3, count), 0, list(range(5))))
-    inputs.logit_rows = np.arange(count, dtype=np.int32)
     rows = [SamplingRow([(i, 9)] * (i % 3), temperature=i % 2, top_k=40, num_top=i % 4) for i in range(count)]
     plan = plan_of(rows, VOCAB)
     program = native(model, num_threads=2)

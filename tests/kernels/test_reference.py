@@ -35,7 +35,7 @@ def step(*items: tuple[list[int], int, list[int]], block_size: int, logits: str 
     last = [row + count - 1 for row, count in zip(rows, counts, strict=True)]
     logit_rows = {"all": list(range(len(tokens))), "last": last, "none": []}[logits]
     fields = (tokens, positions, slots, rows, counts, starts, offsets, tables, logit_rows)
-    return StepInputs(*(np.array(field, np.int32) for field in fields))
+    return StepInputs.of(*(np.array(field, np.int32) for field in fields))
 
 
 def test_embed_takes_rows_and_scales() -> None:

@@ -35,7 +35,7 @@ class PagedSequence:
         def ints(*values: int) -> np.ndarray:
             return np.array(values, np.int32)
 
-        inputs = StepInputs(
+        inputs = StepInputs.of(
             token_ids=np.array(tokens, np.int32),
             positions=positions,
             slots=slots,

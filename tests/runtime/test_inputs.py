@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +10,7 @@ from leafage.core.batch import Batch, Item, Logits
 from leafage.core.sampling_params import SamplingParams
 from leafage.runtime.inputs import build_inputs
 
+BIG = 1 << 31
 PARAMS = SamplingParams()
 
 
@@ -71,6 +72,29 @@ def test_arrays_match_a_row_by_row_construction(shapes, block_size):
                 logit_rows.append(row)
             row += 1
     assert inputs.logit_rows.tolist() == logit_rows
-    for name in inputs.__slots__:
-        array = getattr(inputs, name)
-        assert array.dtype == np.int32 and array.flags.c_contiguous, name
+    again = inputs.replace()
+    assert again.data == inputs.data, "the arrays lie where their names say"
+
+
+@pytest.mark.parametrize(
+    ("table", "start", "num_tokens", "message"),
+    [
+        ([5], 15, 2, "covers tokens 15 to 17 of item 0, got 1 blocks"),
+        ([5], -1, 1, "covers tokens -1"),
+        ([], 0, 1, "got 0 blocks"),
+        ([BIG], 0, 1, "tables as 32-bit integers, got 2147483648"),
+        ([5], BIG, 1, "starts as 32-bit"),
+    ],
+)
+def test_what_does_not_fit_is_refused(table, start, num_tokens, message):
+    item = make_item(table, 0, num_tokens)
+    item.start = start
+    with pytest.raises(ValueError, match=message):
+        build_inputs(Batch(items=[item]), 16)
+
+
+def test_tables_longer_than_needed_are_kept_whole():
+    """A sequence may own blocks beyond its last token; offsets of later items count them."""
+    inputs = build_inputs(Batch(items=[make_item([3, 4, 5], 0, 2), make_item([9], 0, 1)]), 16)
+    assert inputs.tables.tolist() == [3, 4, 5, 9] and inputs.table_offsets.tolist() == [0, 3]
+    assert inputs.slots.tolist() == [48, 49, 144]

@@ -18,26 +18,24 @@ namespace leafage {
 
 namespace {
 
-using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// Arrays of a step, in the order of kernels/step_inputs.py.
-StepView view(const Ints& token_ids, const Ints& positions, const Ints& slots, const Ints& item_rows,
-              const Ints& item_num_rows, const Ints& item_starts, const Ints& table_offsets, const Ints& tables,
-              const Ints& logit_rows) {
-    auto of_length = [](const char* name, const Ints& array, size_t expected) {
-        if (array.shape(0) != expected)
-            throw std::invalid_argument(std::string("expected ") + name + " of length " + std::to_string(expected) +
-                                        ", got " + std::to_string(array.shape(0)));
-    };
-    const size_t rows = token_ids.shape(0), items = item_rows.shape(0);
-    of_length("positions", positions, rows);
-    of_length("slots", slots, rows);
-    of_length("item_num_rows", item_num_rows, items);
-    of_length("item_starts", item_starts, items);
-    of_length("table_offsets", table_offsets, items);
-    return {int(rows), int(items), int(logit_rows.shape(0)), int(tables.shape(0)), token_ids.data(),
-            positions.data(), slots.data(), item_rows.data(), item_num_rows.data(), item_starts.data(),
-            table_offsets.data(), tables.data(), logit_rows.data()};
+// The arrays of a step; kernels/step_inputs.py has their order.
+StepView view(const nb::bytes& data, int rows, int items, int logit_rows) {
+    const int64_t ints = int64_t(data.size() / sizeof(int32_t)), fixed = 3 * int64_t(rows) + 4 * int64_t(items) + logit_rows;
+    if (rows < 0 || items < 0 || logit_rows < 0 || ints < fixed || ints - fixed > INT32_MAX)
+        throw std::invalid_argument("expected at least " + std::to_string(fixed) + " numbers for " +
+                                    std::to_string(rows) + " rows and " + std::to_string(items) + " items, got " +
+                                    std::to_string(ints));
+    StepView step{};
+    step.num_rows = rows, step.num_items = items, step.num_logit_rows = logit_rows;
+    step.num_table_entries = int(ints - fixed);
+    const int32_t* next = reinterpret_cast<const int32_t*>(data.c_str());
+    auto take = [&](const int32_t*& array, int count) { array = next, next += count; };
+    for (const int32_t** array : {&step.token_ids, &step.positions, &step.slots}) take(*array, rows);
+    for (const int32_t** array : {&step.item_rows, &step.item_num_rows, &step.item_starts, &step.table_offsets})
+        take(*array, items);
+    take(step.logit_rows, logit_rows);
+    take(step.tables, step.num_table_entries);
+    return step;
 }
 
 using Pairs = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
@@ -60,12 +58,6 @@ Op unary(OpKind kind, int in, int out) {
 }
 
 }  // namespace
-
-// No conversion: an array of another type is a mistake of the caller, not ours to copy.
-#define LEAFAGE_STEP_ARGS \
-    "token_ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(), \
-    "item_rows"_a.noconvert(), "item_num_rows"_a.noconvert(), "item_starts"_a.noconvert(), \
-    "table_offsets"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert()
 
 void bind_program(nb::module_& m) {
     nb::class_<KVCache>(m, "KVCache")
@@ -156,21 +148,22 @@ void bind_program(nb::module_& m) {
             p.add(std::move(op));
         })
         .def("finish", &Program::finish, "max_k"_a, "max_heads"_a, "head_dim"_a)
-        .def("run", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i,
-                       int vocab_size, int max_position, Sampler* sampler, SamplingPlan* plan) {
-            StepView step = view(a, b, c, d, e, f, g, h, i);
+        .def("run", [](Program& p, nb::bytes data, int rows, int items, int logit_rows, int vocab_size,
+                       int max_position, Sampler* sampler, SamplingPlan* plan) {
+            StepView step = view(data, rows, items, logit_rows);
             p.check(step, vocab_size, max_position);
             Sampling sampling = checked(p, step, sampler, plan);
             nb::gil_scoped_release release;
             p.run(step, sampling);
-        }, LEAFAGE_STEP_ARGS, "vocab_size"_a, "max_position"_a, "sampler"_a.none(), "plan"_a.none())
-        .def("run_head", [](Program& p, Ints a, Ints b, Ints c, Ints d, Ints e, Ints f, Ints g, Ints h, Ints i, int first,
+        }, "data"_a, "num_rows"_a, "num_items"_a, "num_logit_rows"_a, "vocab_size"_a, "max_position"_a,
+           "sampler"_a.none(), "plan"_a.none())
+        .def("run_head", [](Program& p, nb::bytes data, int rows, int items, int logit_rows, int first,
                             Sampler* sampler, SamplingPlan* plan) {
-            StepView step = view(a, b, c, d, e, f, g, h, i);
+            StepView step = view(data, rows, items, logit_rows);
             Sampling sampling = checked(p, step, sampler, plan);
             nb::gil_scoped_release release;
             p.run_head(step, first, sampling);
-        }, LEAFAGE_STEP_ARGS, "first"_a, "sampler"_a.none(), "plan"_a.none())
+        }, "data"_a, "num_rows"_a, "num_items"_a, "num_logit_rows"_a, "first"_a, "sampler"_a.none(), "plan"_a.none())
         .def("copy_blocks", [](Program& p, Pairs pairs) {
             std::vector<int32_t> src, dst;
             for (size_t i = 0; i < pairs.shape(0); ++i) {
