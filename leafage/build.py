@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -156,18 +157,26 @@ def load_assets(config: EngineConfig, *, on_progress: Callable[[int, int], None]
 
     path = _locate(config.model)
     quantize = cast("Literal['q8', 'q4'] | None", config.quantize)  # which EngineConfig has checked
-    with open_model(path) as model_file:
-        tokenizer = _tokenizer(model_file)
+    # Weights are packed without the GIL, so the tokenizer is made meanwhile.
+    with open_model(path) as model_file, ThreadPoolExecutor(1) as pool:
+        tokenizing = pool.submit(_tokenizer, model_file)
+
+        def progress(done: int, total: int) -> None:
+            if tokenizing.done():
+                tokenizing.result()  # its error ends the loading
+            if on_progress is not None:
+                on_progress(done, total)
+
         model = load_model(
             model_file,
             compute=config.compute,
             quantize=quantize,
             num_threads=_threads(config),
-            progress=on_progress,
+            progress=progress,
         )
         return Assets(
             model=model,
-            tokenizer=tokenizer,
+            tokenizer=tokenizing.result(),
             info=ModelInfo(
                 name=config.model,
                 path=path,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from leafage.build import Assets, PlainKernelsWarning, assemble, build_engine, l
 from leafage.config import EngineConfig
 from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
 from leafage.kernels import _native
+from leafage.runtime import load
+from tests.models.tiny_models import Golden, write_folder
 
 MIB = 1 << 20
 KV = 1024  # bytes per token in the plans below
@@ -96,6 +99,24 @@ def test_a_broken_generation_config_is_named() -> None:
 def test_unknown_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError):
         build_engine(EngineConfig(model=str(tmp_path / "none.gguf")))
+
+
+def test_a_tokenizer_that_cannot_be_made_ends_the_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made beside the weights, and its error does not wait for the last of them."""
+    golden = Golden("llama")
+    path = write_folder(tmp_path / "llama", golden.config, golden.weights())  # without a tokenizer.json
+    monkeypatch.setattr(load, "BATCH_BYTES", 1)
+    seen: list[int] = []
+
+    def slowly(done: int, total: int) -> None:
+        seen.append(done)
+        time.sleep(0.2)
+
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
+        load_assets(EngineConfig(model=str(path)), on_progress=slowly)
+    assert len(seen) < 5 < len(golden.shapes)
 
 
 @pytest.fixture(scope="module")

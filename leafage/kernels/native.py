@@ -8,7 +8,7 @@ import numpy as np
 
 from leafage.kernels import _native
 from leafage.kernels.native_sampling import NativeSampler, SamplingPlan
-from leafage.kernels.program import MAX_LOGIT_ROWS, Buffer, Kind, Op, Program, Rope
+from leafage.kernels.program import MAX_LOGIT_ROWS, Buffer, Kind, Op, Program
 from leafage.kernels.step_inputs import StepInputs
 
 
@@ -56,8 +56,8 @@ class NativeProgram:
             num_threads, max_rows, MAX_LOGIT_ROWS, buffers, slot_widths, program.head_start, self.kv
         )
         for rope in program.ropes:
-            table = rope_table(rope, max_position)
-            self._native.add_rope_table(table.ravel(), table.shape[1], rope.interleaved)
+            inv_freq = np.asarray(rope.inv_freq, dtype=np.float32)
+            self._native.add_rope(inv_freq, rope.scale, max_position, rope.interleaved)
         for op in program.ops:
             self._compile(op)
         max_k = max(w.cols for op in program.ops for w in op.weights)
@@ -148,7 +148,7 @@ class NativeProgram:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of activations and tables, without weights and KV pool."""
+        """Bytes of activations and tables, without weights and KV pool. Tables grow with the positions."""
         return int(self._native.num_bytes)
 
 
@@ -158,17 +158,6 @@ def check_head_dim(head_dim: int) -> None:
         raise ValueError(
             f"expected head_dim as a multiple of 16 up to {_native.MAX_HEAD_DIM}, got {head_dim}"
         )
-
-
-def rope_table(rope: Rope, num_positions: int) -> np.ndarray:
-    """cos and sin by position: float32 [num_positions, 2 * pairs], first the cosines.
-
-    The angle is a float32 product, as in the implementations that the models were trained with.
-    """
-    inv_freq = np.asarray(rope.inv_freq, dtype=np.float32)
-    angles = (np.arange(num_positions, dtype=np.float32)[:, None] * inv_freq).astype(np.float64)
-    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * rope.scale
-    return np.ascontiguousarray(table, dtype=np.float32)
 
 
 def _check_weights(program: Program, weights: Mapping[str, _native.PackedWeight]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,10 @@ from leafage.formats.model_file import ModelFile, Tensor
 from leafage.formats.quantize import MODES, quantize_tensor
 from leafage.kernels.program import Program, Weight
 from leafage.models.tensors import Tensors
+
+BATCH_BYTES = 32 << 20
+"""Bytes of the file that are packed in one native call. A call waits for the GIL when it ends, milliseconds
+if another thread is busy; until then the weights of the batch are in memory twice."""
 
 
 @dataclass(slots=True)
@@ -50,7 +54,7 @@ def load_model(
         compute: "fast" or "float32".
         quantize: None, "q8" or "q4": quantize F32, F16 and BF16 matrices while loading; rows that are no
             multiple of 32 stay as they are.
-        num_threads: threads that repack a matrix.
+        num_threads: threads that repack matrices.
         progress: called with (bytes done, bytes in all) as weights are packed.
 
     Raises:
@@ -73,11 +77,13 @@ def load_model(
     total = sum(tensors.raw(weight.name).data.nbytes for weight in names)
     weights: dict[str, Any] = {}
     done = 0
-    for weight in names:
-        tensor = tensors.raw(weight.name)
-        weights[weight.name] = _load(tensor, weight, compute, quantize, num_threads)
-        done += tensor.data.nbytes
-        model_file.release(tensor)
+    for batch in _batches(names, tensors):
+        raw = [tensors.raw(weight.name) for weight in batch]
+        loaded = _load(raw, batch, compute, quantize, num_threads)
+        weights.update(zip((weight.name for weight in batch), loaded, strict=True))
+        for tensor in raw:
+            done += tensor.data.nbytes
+            model_file.release(tensor)
         if progress is not None:
             progress(done, total)
     num_bytes = sum(w.nbytes for w in weights.values())
@@ -100,13 +106,32 @@ def _weights_of(program: Program) -> list[Weight]:
     return list({w.name: w for op in program.ops for w in op.weights}.values())
 
 
+def _batches(weights: list[Weight], tensors: Tensors) -> Iterator[list[Weight]]:
+    """The weights in order, BATCH_BYTES of the file at a time, or one that is larger."""
+    batch: list[Weight] = []
+    num_bytes = 0
+    for weight in weights:
+        size = tensors.raw(weight.name).data.nbytes
+        if batch and num_bytes + size > BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(weight)
+        num_bytes += size
+    yield batch
+
+
 def _load(
-    tensor: Tensor, weight: Weight, compute: str, quantize: Literal["q8", "q4"] | None, num_threads: int
-) -> Any:
+    raw: list[Tensor],
+    weights: list[Weight],
+    compute: str,
+    quantize: Literal["q8", "q4"] | None,
+    num_threads: int,
+) -> list[Any]:
     if quantize is not None:
-        tensor = quantize_tensor(tensor, quantize)
+        raw = [quantize_tensor(tensor, quantize) for tensor in raw]
+    pairs = list(zip(raw, weights, strict=True))
     if compute == "float32":
-        return np.ascontiguousarray(dequantize(tensor.dtype, tensor.data, (weight.rows, weight.cols)))
+        return [np.ascontiguousarray(dequantize(t.dtype, t.data, (w.rows, w.cols))) for t, w in pairs]
     from leafage.kernels import _native
 
-    return _native.PackedWeight(tensor.dtype, weight.rows, weight.cols, tensor.data, num_threads)
+    return _native.pack_weights([(t.dtype, w.rows, w.cols, t.data) for t, w in pairs], num_threads)

@@ -134,6 +134,27 @@ def test_every_op_is_in_the_model(model):
     assert {op.kind for op in model[0].ops} == set(Kind)
 
 
+def test_rotary_tables_grow_with_the_positions(model):
+    """And the bits of a row do not know when its part of a table was made."""
+    table = list(range(NUM_BLOCKS - 32, NUM_BLOCKS))
+    whole = native(model, num_threads=3)
+    empty = whole.num_bytes
+    expected = np.concatenate(
+        [logits(whole, step((tokens(4, 400)[start : start + 200], start, table))) for start in (0, 200)]
+    )
+    pieces = native(model)
+    got = [
+        logits(pieces, step((tokens(4, 400)[start : start + 25], start, table)))
+        for start in range(0, 400, 25)
+    ]
+    np.testing.assert_array_equal(np.concatenate(got).view(np.uint32), expected.view(np.uint32))
+    row = 2 * HEAD_DIM * 4  # both kinds of rope
+    assert (empty - native(model).num_bytes, whole.num_bytes - empty) == (0, 512 * row)
+    short = native(model)
+    logits(short, step((tokens(4, 9), 0, table)))
+    assert short.num_bytes - empty == 128 * row
+
+
 def test_close_to_the_reference(model, variant):
     """F32 weights: what differs is the order of sums and K, V in bf16."""
     program, weights = model

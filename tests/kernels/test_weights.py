@@ -38,6 +38,25 @@ def test_dequantize_equals_gguf(dtype: str) -> None:
         np.testing.assert_array_equal(weight.dequantize().view(np.uint32), expected.view(np.uint32))
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_many_in_one_call_are_the_same(num_threads: int) -> None:
+    """Matrices of every type and of few and many panels, whose panels the threads share out."""
+    rng = np.random.default_rng(8)
+    raw = [
+        (dtype, rows, cols, random_raw(dtype, rows, cols, rng))
+        for dtype in DTYPES
+        for rows, cols in [*shapes(dtype), (400, 256)]
+    ]
+    packed = _native.pack_weights(raw, num_threads)
+    for weight, (dtype, rows, cols, data) in zip(packed, raw, strict=True):
+        assert (weight.dtype, weight.rows, weight.cols) == (dtype, rows, cols)
+        expected = oracle(dtype, rows, data)
+        np.testing.assert_array_equal(weight.dequantize().view(np.uint32), expected.view(np.uint32))
+    assert _native.pack_weights([], num_threads) == []
+    with pytest.raises(ValueError, match="expected 18 bytes of Q4_0"):
+        _native.pack_weights([raw[0], ("Q4_0", 1, 32, np.zeros(17, np.uint8))], num_threads)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extreme_scales(dtype: str) -> None:
     """Subnormal and largest half-precision scales, zero and largest exponents."""

@@ -107,8 +107,8 @@ void bind_program(nb::module_& m) {
             op.in2 = y;
             p.add(std::move(op));
         })
-        .def("add_rope_table", [](Program& p, Floats table, int rotary_dim, bool interleaved) {
-            p.add_rope(copy_of(table), rotary_dim, interleaved);
+        .def("add_rope", [](Program& p, Floats inv_freq, double scale, int max_position, bool interleaved) {
+            p.add_rope(copy_of(inv_freq), scale, max_position, interleaved);
         })
         .def("rope", [](Program& p, int x, int rope, int column, int num_heads, int head_dim) {
             Op op = unary(OpKind::kRope, x, x);

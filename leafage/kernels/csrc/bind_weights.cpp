@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
@@ -22,8 +23,9 @@ using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-PackedWeight* new_weight(const std::string& name, int rows, int cols,
-                         nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu> raw, int num_threads) {
+using Bytes = nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu>;
+
+RawWeight raw_weight(const std::string& name, int rows, int cols, const Bytes& raw) {
     Dtype dtype = dtype_from_name(name);
     if (rows < 1 || cols < 1) throw std::invalid_argument("a weight has at least one row and one column");
     size_t expected = file_bytes(dtype, rows, cols);
@@ -31,8 +33,21 @@ PackedWeight* new_weight(const std::string& name, int rows, int cols,
         throw std::invalid_argument("expected " + std::to_string(expected) + " bytes of " + name + " [" +
                                     std::to_string(rows) + ", " + std::to_string(cols) + "], got " +
                                     std::to_string(raw.size()));
+    return {dtype, rows, cols, raw.data()};
+}
+
+PackedWeight* new_weight(const std::string& name, int rows, int cols, Bytes raw, int num_threads) {
+    RawWeight weight = raw_weight(name, rows, cols, raw);
     nb::gil_scoped_release release;
-    return new PackedWeight(pack(dtype, rows, cols, raw.data(), num_threads));
+    return new PackedWeight(pack({weight}, num_threads)[0]);
+}
+
+std::vector<PackedWeight> pack_weights(const std::vector<std::tuple<std::string, int, int, Bytes>>& raw,
+                                       int num_threads) {
+    std::vector<RawWeight> weights;
+    for (const auto& [name, rows, cols, bytes] : raw) weights.push_back(raw_weight(name, rows, cols, bytes));
+    nb::gil_scoped_release release;
+    return pack(weights, num_threads);
 }
 
 // A team and the memory that calls share, for calling an op alone.
@@ -67,6 +82,9 @@ void bind_weights(nb::module_& m) {
             }
             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, {size_t(w.rows), size_t(w.cols)}, owner);
         }, "float32 [rows, cols], bit for bit what the file's blocks stand for.");
+
+    m.def("pack_weights", &pack_weights, "raw"_a, "num_threads"_a,
+          "Many PackedWeights, from (dtype, rows, cols, raw) each, by threads that share out all their panels.");
 
     m.def("use_amx", &use_amx, "on"_a, "Let the avx512 variant use AMX; returns whether it does. For tests.");
 

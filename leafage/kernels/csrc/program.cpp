@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -74,9 +75,45 @@ Program::Program(int num_threads, int max_rows, int max_logit_rows, std::vector<
         buffers_.push_back({reinterpret_cast<float*>(arena_.get() + offsets[size_t(slot)]), width});
 }
 
-void Program::add_rope(std::vector<float> table, int rotary_dim, bool interleaved) {
-    rope_bytes_ += table.size() * sizeof(float);
-    ropes_.push_back({std::move(table), rotary_dim, interleaved});
+void Program::add_rope(std::vector<float> inv_freq, double scale, int max_position, bool interleaved) {
+    RopeTable rope{std::move(inv_freq), scale, max_position, 0, interleaved, nullptr};
+    size_t bytes = size_t(max_position) * size_t(rope.rotary_dim()) * sizeof(float);
+    rope.data.reset(reinterpret_cast<float*>(aligned_bytes(bytes)));
+    ropes_.push_back(std::move(rope));
+}
+
+void Program::RopeTable::fill(int begin, int end) {
+    const size_t pairs = inv_freq.size();
+    for (int position = begin; position < end; ++position) {
+        float* row = data.get() + size_t(position) * 2 * pairs;
+        for (size_t i = 0; i < pairs; ++i) {
+            // The angle is a float product, as in the implementations that the models were trained with.
+            const double angle = double(float(position) * inv_freq[i]);
+            row[i] = float(std::cos(angle) * scale);
+            row[pairs + i] = float(std::sin(angle) * scale);
+        }
+    }
+}
+
+void Program::extend_ropes(const StepView& step) {
+    constexpr int kRows = 128;
+    const int need = *std::max_element(step.positions, step.positions + step.num_rows) + 1;
+    for (RopeTable& rope : ropes_) {
+        if (need <= rope.num_rows) continue;
+        const int begin = rope.num_rows, end = std::min(int(round_up(need, kRows)), rope.max_position);
+        team_.run([&](Worker& worker) {
+            const int64_t count = end - begin;
+            rope.fill(begin + int(count * worker.index / worker.count),
+                      begin + int(count * (worker.index + 1) / worker.count));
+        });
+        rope.num_rows = end;
+    }
+}
+
+size_t Program::num_bytes() const {
+    size_t total = arena_bytes_ + shared_bytes_;
+    for (const RopeTable& rope : ropes_) total += size_t(rope.num_rows) * size_t(rope.rotary_dim()) * sizeof(float);
+    return total;
 }
 
 void Program::finish(int max_k, int max_heads, int head_dim) {
@@ -145,6 +182,7 @@ void Program::prepare(const StepView& step) {
 
 void Program::run(const StepView& step, const Sampling& sampling) {
     prepare(step);
+    extend_ropes(step);
     if (profile) op_seconds.assign(ops_.size(), 0.0);
     int rows = std::min(step.num_logit_rows, max_logit_rows_);
     SampleArgs sample = sample_args(sampling, 0, rows);
@@ -204,8 +242,8 @@ void Program::execute_op(const Op& op, const StepView& step, int first, int rows
             break;
         case OpKind::kRope: {
             const RopeTable& rope = ropes_[size_t(op.rope)];
-            k.rope({in.data + op.column, in.width, rows, op.num_heads, op.head_dim, rope.rotary_dim, rope.interleaved,
-                    step.positions, rope.data.data()},
+            k.rope({in.data + op.column, in.width, rows, op.num_heads, op.head_dim, rope.rotary_dim(),
+                    rope.interleaved, step.positions, rope.data.get()},
                    worker);
             break;
         }

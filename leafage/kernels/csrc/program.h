@@ -57,7 +57,8 @@ class Program {
     Program(int num_threads, int max_rows, int max_logit_rows, std::vector<std::pair<int, int>> buffers,
             std::vector<int> slot_widths, int head_start, KVCache* kv);
     void add(Op op) { ops_.push_back(std::move(op)); }
-    void add_rope(std::vector<float> table, int rotary_dim, bool interleaved);
+    // A rotary embedding: pair i turns by float(position) * inv_freq[i]; cos and sin are scaled.
+    void add_rope(std::vector<float> inv_freq, double scale, int max_position, bool interleaved);
     // All ops added: allocate the shared scratch.
     void finish(int max_k, int max_heads, int head_dim);
 
@@ -80,18 +81,30 @@ class Program {
     int logits_width() const { return buffers_.back().width; }
     int num_threads() const { return team_.size(); }
     Team& team() { return team_; }
-    size_t num_bytes() const { return arena_bytes_ + shared_bytes_ + rope_bytes_; }
+    size_t num_bytes() const;
     // Seconds per op kind since the last call, thread 0; filled only while profiling is on.
     bool profile = false;
     std::vector<double> op_seconds;
 
   private:
     struct Buffer { float* data; int width; };
-    struct RopeTable { std::vector<float> data; int rotary_dim; bool interleaved; };
     struct FreeDeleter { void operator()(void* p) const; };
+    // Rows of cosines and sines by position. Most positions of a long context never come: rows are computed, and
+    // their memory is touched, when a step first reaches them.
+    struct RopeTable {
+        std::vector<float> inv_freq;
+        double scale;
+        int max_position, num_rows;
+        bool interleaved;
+        std::unique_ptr<float, FreeDeleter> data;
+
+        int rotary_dim() const { return 2 * int(inv_freq.size()); }
+        void fill(int begin, int end);
+    };
     void prepare(const StepView& step);
     SampleArgs sample_args(const Sampling& sampling, int first, int rows) const;
     void head(const StepView& step, int first, int rows, const SampleArgs& sample, Worker& worker);
+    void extend_ropes(const StepView& step);
     void execute(size_t begin, size_t end, const StepView& step, int first, int rows, Worker& worker);
     void execute_op(const Op& op, const StepView& step, int first, int rows, Worker& worker);
 
@@ -103,7 +116,7 @@ class Program {
     std::vector<RopeTable> ropes_;
     std::vector<AttentionItem> items_;
     std::unique_ptr<uint8_t, FreeDeleter> arena_, shared_;
-    size_t arena_bytes_ = 0, shared_bytes_ = 0, rope_bytes_ = 0;
+    size_t arena_bytes_ = 0, shared_bytes_ = 0;
 };
 
 }  // namespace leafage

@@ -131,18 +131,23 @@ size_t file_bytes(Dtype dtype, int rows, int cols) {
     return size_t(rows) * size_t(cols / f.block) * size_t(f.block_bytes);
 }
 
-PackedWeight pack(Dtype dtype, int rows, int cols, const uint8_t* raw, int num_threads) {
-    PackedWeight w;
-    w.dtype = dtype;
-    w.rows = rows;
-    w.cols = cols;
-    w.panels = int(ceil_div(rows, kPanel));
-    w.panel_bytes = panel_bytes_of(format_of(dtype), dtype, cols);
-    std::shared_ptr<uint8_t> memory = Arena::instance().allocate(w.nbytes());
-    w.data = memory.get();
-    w.owner = memory;
-    pack_panels(w, memory.get(), raw, num_threads);
-    return w;
+std::vector<PackedWeight> pack(const std::vector<RawWeight>& raw, int num_threads) {
+    std::vector<PackedWeight> packed(raw.size());
+    std::vector<PackJob> jobs;
+    for (size_t i = 0; i < raw.size(); ++i) {
+        PackedWeight& w = packed[i];
+        w.dtype = raw[i].dtype;
+        w.rows = raw[i].rows;
+        w.cols = raw[i].cols;
+        w.panels = int(ceil_div(w.rows, kPanel));
+        w.panel_bytes = panel_bytes_of(w.format(), w.dtype, w.cols);
+        std::shared_ptr<uint8_t> memory = Arena::instance().allocate(w.nbytes());
+        w.data = memory.get();
+        w.owner = memory;
+        jobs.push_back({&w, memory.get(), raw[i].raw});
+    }
+    pack_panels(jobs, num_threads);
+    return packed;
 }
 
 void dequantize_row(const PackedWeight& w, int row, float* out) {

@@ -19,6 +19,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace leafage {
 
@@ -118,8 +119,15 @@ Dtype dtype_from_name(const std::string& name);
 // Bytes of the file for [rows, cols]; throws std::invalid_argument when cols is not a multiple of the block.
 size_t file_bytes(Dtype dtype, int rows, int cols);
 
-// raw: file_bytes(...) bytes, row by row as in the file.
-PackedWeight pack(Dtype dtype, int rows, int cols, const uint8_t* raw, int num_threads);
+// A matrix as the file has it: raw is file_bytes(...) bytes, row by row.
+struct RawWeight {
+    Dtype dtype;
+    int rows, cols;
+    const uint8_t* raw;
+};
+
+// All of them, in order; the threads share out the panels of all. The panels do not depend on num_threads.
+std::vector<PackedWeight> pack(const std::vector<RawWeight>& raw, int num_threads);
 
 // Row `row` as float32, with the roundings of the `gguf` package's dequantization.
 void dequantize_row(const PackedWeight& weight, int row, float* out);

@@ -2,6 +2,7 @@
 #include "weights_pack.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -225,19 +226,27 @@ PackPanel pack_panel_of(Dtype dtype) {
 
 }  // namespace
 
-void pack_panels(const PackedWeight& w, uint8_t* data, const uint8_t* raw, int num_threads) {
-    const PackPanel pack = pack_panel_of(w.dtype);
-    const size_t row_bytes = file_bytes(w.dtype, 1, w.cols);
-    auto work = [&](int part, int parts) {
-        const int begin = int(int64_t(w.panels) * part / parts), end = int(int64_t(w.panels) * (part + 1) / parts);
-        for (int p = begin; p < end; ++p)
-            pack(w, data + size_t(p) * w.panel_bytes, raw + size_t(p) * kPanel * row_bytes,
-                 std::min(kPanel, w.rows - p * kPanel));
+void pack_panels(const std::vector<PackJob>& jobs, int num_threads) {
+    constexpr int kChunk = 8;  // panels that a thread takes at a time
+    std::vector<int64_t> first_chunk{0};
+    for (const PackJob& job : jobs) first_chunk.push_back(first_chunk.back() + ceil_div(job.weight->panels, kChunk));
+    std::atomic<int64_t> next{0};
+    auto work = [&] {
+        size_t j = 0;
+        for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < first_chunk.back();) {
+            while (chunk >= first_chunk[j + 1]) ++j;
+            const PackedWeight& w = *jobs[j].weight;
+            const PackPanel pack = pack_panel_of(w.dtype);
+            const size_t row_bytes = file_bytes(w.dtype, 1, w.cols);
+            const int begin = int(chunk - first_chunk[j]) * kChunk, end = std::min(begin + kChunk, w.panels);
+            for (int p = begin; p < end; ++p)
+                pack(w, jobs[j].data + size_t(p) * w.panel_bytes, jobs[j].raw + size_t(p) * kPanel * row_bytes,
+                     std::min(kPanel, w.rows - p * kPanel));
+        }
     };
-    num_threads = std::max(1, std::min(num_threads, w.panels));
     std::vector<std::thread> threads;
-    for (int i = 1; i < num_threads; ++i) threads.emplace_back(work, i, num_threads);
-    work(0, num_threads);
+    for (int64_t i = 1; i < std::min<int64_t>(num_threads, first_chunk.back()); ++i) threads.emplace_back(work);
+    work();
     for (auto& thread : threads) thread.join();
 }
 
