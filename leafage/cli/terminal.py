@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -168,6 +169,7 @@ def open_llm(model: str, settings: dict[str, Any]) -> LLM:
     # This process is ours, and what exists now stays: the collector need never look at it again. A library
     # must not freeze: objects of its user that are garbage later would never be found.
     gc.freeze()
+    atexit.register(gc.unfreeze)  # what leaves in an orderly way is not reported as leaked
     say(plan_line(llm.build))
     return llm
 

@@ -120,7 +120,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Callable[..., Termina
     terminal.type("\x03")
     assert "stopped" in terminal.expect(SUMMARY)
     terminal.expect(">>> ")
-    terminal.type("half a line\x03")
+    terminal.type("half a line")
+    terminal.expect(
+        "half a line"
+    )  # a signal between the prompt and readline's first look would be lost in CPython
+    terminal.type("\x03")
     terminal.expect("Ctrl-D ends the program")
     terminal.expect(">>> ")
     terminal.type("Go on\n")

@@ -324,7 +324,7 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
         for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
         for (int g = 0; g < groups; ++g) {
             const uint8_t* codes = panel + f.codes_at(g);
-            fetch_ahead<T>(codes);
+            fetch_ahead<T, true>(codes);
             __m512i q[8];
             __m512 d[2], min[2];
             load_codes<T, false>(codes, q);
