@@ -50,7 +50,7 @@ def decode(model: str, threads: int, batches: Sequence[int], contexts: Sequence[
     """Median seconds of a decode step by batch and context; None where the KV pool would not fit."""
     config = EngineConfig(model=model, threads=threads)
     assets = load_assets(config)
-    per_token = assets.model.num_kv_bytes_per_token
+    per_token = assets.model.program.kv.bytes_per_token(config.kv_dtype)
     wanted = max(batches) * max(contexts)
     tokens = min(wanted, int(POOL_SHARE * available_memory()) // per_token) // BLOCK * BLOCK
     plan = plan_memory(
