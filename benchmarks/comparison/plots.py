@@ -72,7 +72,7 @@ def _axes(axes: Any, label: str, ticks: list[int], legend: str | None) -> None:
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.legend(title=legend, fontsize=8)
+    axes.legend(title=legend, fontsize=8, ncols=2)
 
 
 def _save(figure: Any, path: Path) -> None:
