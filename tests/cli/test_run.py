@@ -87,7 +87,7 @@ def test_reader_that_leaves_is_no_fault(tmp_path: Path, smollm2_path: Path) -> N
     assert b"Traceback" not in errors and b"fault in Leafage" not in errors
 
 
-def test_a_loaded_model_is_out_of_the_collectors_way(smollm2_path: Path) -> None:
+def test_a_loaded_model_is_out_of_the_collectors_way(smollm2_path: Path, tmp_path: Path) -> None:
     """On the command line, whose process is ours. A library leaves its user's collector alone."""
     code = (
         "import gc, sys; from leafage import LLM; from leafage.cli import terminal\n"
@@ -97,4 +97,4 @@ def test_a_loaded_model_is_out_of_the_collectors_way(smollm2_path: Path) -> None
     )
     for who, expected in (("cli", "True True\n"), ("library", "False True\n")):
         words = [sys.executable, "-c", code, str(smollm2_path), who]
-        assert subprocess.run(words, capture_output=True, text=True).stdout == expected
+        assert subprocess.run(words, capture_output=True, text=True, cwd=tmp_path).stdout == expected

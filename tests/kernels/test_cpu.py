@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ def facts(**environment: str) -> list[list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", FACTS],
         env={**clean, **environment},
+        cwd=tempfile.gettempdir(),  # not the checkout: the package that is tested may be the installed one
         capture_output=True,
         text=True,
         check=True,
