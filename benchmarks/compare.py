@@ -111,12 +111,21 @@ def _report(
         "repetitions": args.repetitions,
         "versions": dict(sorted(versions.items(), key=lambda item: (item[0] != LEAFAGE, item[0]))),
         "sides": [
-            {"side": str(side), "idle_cpus": sides.idle_cpus.get(side), **facts}
+            {"side": str(side), "idle_cpus": sides.idle_cpus.get(side), **_without_folders(facts)}
             for side, facts in sides.settings.items()
         ],
         "rows": [row.as_dict() for row in table],
         "record": record.as_dict(),
     }
+
+
+def _without_folders(value: Any) -> Any:
+    """Paths as names: where files lie on the machine that measured is nobody's business."""
+    if isinstance(value, dict):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, str) and value.startswith("/"):
+        return Path(value).name
+    return value
 
 
 def _exit_code(table: list[Row]) -> int:
