@@ -218,10 +218,10 @@ def choose(names: tuple[str, ...]) -> tuple[list[Workload], bool]:
     for name in names:
         if name.upper() in WORKLOADS:
             chosen.append(WORKLOADS[name.upper()])
-        elif name != OVERHEAD:
+        elif name.lower() != OVERHEAD:
             limit = ", ".join((*WORKLOADS, OVERHEAD))
             raise InvalidParameterError("unknown workload", value=name, limit=limit)
-    return chosen, OVERHEAD in names
+    return chosen, any(name.lower() == OVERHEAD for name in names)
 
 
 def measure_floors(threads: int) -> Floors:
@@ -245,10 +245,8 @@ def measure(
     Args:
         overhead: also time the parts of decode steps, at the batch sizes that the engine runs.
     """
-    from leafage.kernels import _native
-
     build = llm.build
-    report = Report(build.model.name, build.threads, _native.variant(), load_average())
+    report = Report(build.model.name, build.threads, build.kernels, load_average())
     on_progress("measuring the machine")
     report.floors = measure_floors(build.threads)
     sizes = MatrixSizes(build.engine.executor)

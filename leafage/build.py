@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -202,7 +201,8 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         context_length=info.context_length,
     )
     threads = _threads(config)
-    times = StepTimes(time.perf_counter)
+    clock = MonotonicClock()
+    times = StepTimes(clock.now)
     executor = LocalExecutor(
         model,
         num_blocks=plan.num_blocks,
@@ -221,7 +221,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         max_model_len=plan.max_model_len,
         stop_check=stop_check,
     )
-    metrics = EngineMetrics(MonotonicClock())
+    metrics = EngineMetrics(clock)
     engine = Engine(
         scheduler,
         executor,

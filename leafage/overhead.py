@@ -64,7 +64,7 @@ def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Over
     token of every request. The LLM must be idle: its engine runs on a thread of its own here.
 
     Raises:
-        InvalidParameterError: the engine does not run that many sequences at once.
+        InvalidParameterError: the engine does not run that many sequences at once, or has no room for them.
     """
     build = llm.build
     if batch_size > build.config.max_num_seqs:
@@ -80,7 +80,7 @@ def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Over
     watched = engine.observer
     for repetition in range(repetitions):
         prompts = _prompts(repetition, batch_size, build.model.vocab_size)
-        # As many steps as it takes to compute all prompts, and the measured ones.
+        # About as many steps as it takes to compute all prompts, and the measured ones.
         prefill = sum(map(len, prompts)) // build.config.max_num_batched_tokens + 2
         length = prefill + OUTPUT_TOKENS.get(batch_size, FEWEST_OUTPUT_TOKENS)
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
@@ -92,7 +92,14 @@ def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Over
         finally:
             engine.observer = watched
         measured = log.decode_steps(batch_size)
-        assert measured, "no step computed a token of every request"
+        if not measured:
+            raise InvalidParameterError(
+                "no step computed a token of every request at once",
+                value=f"{batch_size} requests",
+                limit=f"{build.plan.kv_tokens} tokens of KV cache, "
+                f"{build.config.max_num_batched_tokens} in a step",
+                remedy="raise kv_cache_tokens or max_num_batched_tokens",
+            )
         result.totals.append(statistics.median(sum(step.outside) for step in measured))
         steps += measured
     result.num_steps = len(steps)

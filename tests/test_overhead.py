@@ -54,3 +54,10 @@ def test_the_observer_is_back_afterwards_and_saw_every_step(llm: LLM) -> None:
 def test_more_sequences_than_the_engine_runs_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidParameterError, match=r"257.*256"):
         measure_overhead(llm, 257)
+
+
+def test_a_pool_too_small_for_the_batch_is_said() -> None:
+    expected = r"at once; got '64 requests'; limit: .* raise kv_cache_tokens|Raise kv_cache_tokens"
+    rig = make_rig(lambda prompt: [100] * 1000, num_blocks=200, max_model_len=200)
+    with llm_over(rig) as llm, pytest.raises(InvalidParameterError, match=expected):
+        measure_overhead(llm, 64, repetitions=1)

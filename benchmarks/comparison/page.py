@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from comparison.spread import Spread, Target, digits
+from comparison import show
+from comparison.rows import Row
+from comparison.spread import Spread, digits
 
 COLUMNS = ("", "against", "ours", "beside", "", "wanted", "verdict", "CPU s", "others")
 
@@ -43,22 +45,11 @@ def _machine(compare: dict[str, Any]) -> str:
 
 
 def _row(row: dict[str, Any]) -> Sequence[str]:
-    unit = f" {row['unit']}" if row["unit"] else ""
-    title = row["title"] + (f"<br>{row['note']}" if row["note"] else "")
-    value = f"**{_spread(row['values'], row['suffix'])}**" if row["values"] else ""
-    wanted = "" if row["target"] is None else Target(**row["target"]).show(row["suffix"])
-    cpu = ["-" if seconds is None else digits(seconds) for seconds in row["cpu"]]
-    return (
-        title,
-        row["against"],
-        _spread(row["ours"], unit),
-        _spread(row["theirs"], unit),
-        value,
-        wanted,
-        row["verdict"],
-        " / ".join(cpu) if cpu != ["-", "-"] else "",
-        digits(row["others"]) if row["ours"] else "",
-    )
+    """The cells of `show`, with units and notes where they belong in a page."""
+    title, against, unit, ours, theirs, value, *rest = show.cells(Row.from_dict(row))
+    title += f"<br>{row['note']}" if row["note"] else ""
+    ours, theirs = (f"{cell} {unit}".rstrip() if cell else "" for cell in (ours, theirs))
+    return (title, against, ours, theirs, f"**{value}**" if value else "", *rest)
 
 
 def _spread(values: list[float], suffix: str = "") -> str:

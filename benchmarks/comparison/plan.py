@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -112,13 +113,14 @@ def run(rows: set[str], sides: Sides, runner: Runner, repetitions: int) -> None:
     """Everything that the rows need. Failures of sides end up in the runner's record."""
     prompt = bench.w2(1, VOCABULARY)
     if single := single_sides(rows):
-        workloads = ("W1", "W2") if rows & {"formats", "best"} or {"w1", "w2"} <= rows else None
-        runner.block("W1, W2", repetitions, single_groups(single, workloads or (_only(rows),)))
+        both_of = rows & {"formats", "best"}
+        workloads = tuple(name for name in ("W1", "W2") if both_of or name.lower() in rows)
+        runner.block("W1, W2", repetitions, single_groups(single, workloads))
         if "w2" in rows:
             for name in ("gemm", "attention"):
                 runner.times(repetitions, Step(OURS, name, prompt, floors=name == "gemm"))
         keep = (OURS, GEMMA, OPENVINO, VLLM, llamacpp("Q8_0"))
-        sides.close(*(side for side in sides.running() if side not in keep))
+        sides.end(side for side in sides.running() if side not in keep)
     if rows & {"w3", "sampled"}:
         runner.block("W3", repetitions, batch_groups(rows))
         runner.alone(OURS, "W3")
@@ -128,21 +130,17 @@ def run(rows: set[str], sides: Sides, runner: Runner, repetitions: int) -> None:
     if "outside" in rows:
         for batch in BATCH_SIZES:
             runner.times(repetitions, Step(OURS, f"outside {batch}", bench.Work([[1]] * batch, [1] * batch)))
-    sides.close(*sides.running())
+    sides.end(sides.running())
     if "llama1b" in rows:
         both = [LLAMA1B, llamacpp("llama1b")]
         runner.block("Llama-3.2-1B shape", repetitions, single_groups(both, ("W1", "W2")))
-        sides.close(*sides.running())
+        sides.end(both)
     if "memory" in rows:
         for side in (Side(LEAFAGE, "Q4_1", small_pool=True), Side(LEAFAGE, "Q4_K_M", small_pool=True)):
             runner.run(Step(side, "memory", bench.w3(1, VOCABULARY)))
-            sides.close(side)
+            sides.end([side])
     if "start" in rows:
         start(sides, runner, repetitions)
-
-
-def _only(rows: set[str]) -> str:
-    return "W1" if "w1" in rows else "W2"
 
 
 def start(sides: Sides, runner: Runner, repetitions: int) -> None:
@@ -153,14 +151,22 @@ def start(sides: Sides, runner: Runner, repetitions: int) -> None:
         for _ in range(repetitions):
             try:
                 load, meter = bench.load_average(), machine.Meter(os.getpid())
+                began = children_cpu_seconds()
                 seconds = first_token_seconds(sides.files.base(form), sides.threads)
-                sample = Sample({"wall": seconds}, *meter.others(), load)
+                cpu = children_cpu_seconds() - began
+                sample = Sample({"wall": seconds, "cpu": cpu}, *meter.others(), load)
                 runner.record.samples.setdefault((ours, "cold"), []).append(sample)
                 say(f"  {ours}, cold start: {seconds:.2f} s")
             except (PeerError, RuntimeError) as error:
                 runner.record.errors[ours, "cold"] = str(error)
             runner.run(Step(theirs, "cold", work))
-        sides.close(theirs)
+        sides.end([theirs])
+
+
+def children_cpu_seconds() -> float:
+    """Of the children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def first_token_seconds(model: Path, threads: int) -> float:

@@ -14,8 +14,6 @@ from comparison.spread import Spread, Target, digits, ratios
 
 TOKENS_DIFFER = "TOKENS DIFFER"
 MEAN_CONTEXT = 192  # of W1: 128 tokens of prompt, and half of the output
-MORE_IS_BETTER = {"W1": True, "W2": True}  # rates; the others are seconds
-UNITS = {"W1": "tok/s", "W2": "tok/s"}
 
 
 @dataclass(slots=True)
@@ -61,6 +59,12 @@ class Row:
         spread = asdict(Spread.of(self.values)) if self.values else None
         return asdict(self) | {"verdict": self.verdict, "spread": spread}
 
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Row:
+        """What `as_dict` gave."""
+        values = {name: row[name] for name in cls.__slots__}
+        return cls(**values | {"target": row["target"] and Target(**row["target"]), "cpu": tuple(row["cpu"])})
+
 
 class Table:
     """Makes rows from a record."""
@@ -98,20 +102,20 @@ class Table:
             self._pair("w3", "W3", plan.OURS, plan.OPENVINO, 1.5, ", same file"),
             self._pair("w3", "W3", plan.OURS, plan.VLLM, 1.5),
             self._pair("w3", "W3", plan.OURS, plan.llamacpp("Q8_0"), 3.0),
-            self._check("w3", "W3 = each request alone"),
+            self._check("w3", "W3 = each request alone", "W3 alone"),
         ]
 
     def _w4(self) -> list[Row]:
         return [
             self._pair("w4", "W4", plan.OURS, plan.VLLM, 1.8),
             self._pair("w4", "W4", plan.OURS, plan.llamacpp("Q8_0"), 8.0),
-            self._check("w4", "W4 = each request alone"),
+            self._check("w4", "W4 = each request alone", "W4 alone"),
         ]
 
     def _w4cached(self) -> list[Row]:
         return [
             self._pair("w4cached", "W4cached", plan.OURS, plan.OPENVINO, 2.5, ", same file"),
-            self._check("w4cached", "W4cached = from a cold cache"),
+            self._check("w4cached", "W4cached = from a cold cache", "W4cached"),
         ]
 
     def _formats(self) -> list[Row]:
@@ -127,11 +131,14 @@ class Table:
 
     def _best(self) -> list[Row]:
         rows = []
+        forms = ("Q4_0", "Q8_0", "BF16")
         for workload in ("W1", "W2"):
             ours = self._fastest(LEAFAGE, ("Q4_1", "Q4_0", "Q8_0"), workload)
-            theirs = self._fastest("llamacpp", ("Q4_0", "Q8_0", "BF16"), workload)
+            theirs = self._fastest("llamacpp", forms, workload)
             row = self._pair("best", workload, ours, theirs, None)
             row.note = f"{ours} against {theirs}"
+            for form in forms:  # one that is set up badly might have been the best
+                row.problem = row.problem or self._invalid(plan.llamacpp(form), workload)
             rows.append(row)
         return rows
 
@@ -202,12 +209,12 @@ class Table:
         """Ratios of a workload; above 1, ours is ahead."""
         form = "" if how else f" {theirs.form}"
         against = f"{TITLES[theirs.engine]}{form}{how}"
-        row = Row(group, f"{workload} {ours.form}", against, UNITS.get(workload, "s"))
+        is_rate = workload in expected.RATES
+        row = Row(group, f"{workload} {ours.form}", against, "tok/s" if is_rate else "s")
         row.target = None if target is None else Target(target)
-        more = MORE_IS_BETTER.get(workload, False)
         if self._fill(row, ours, workload, theirs, workload):
-            row.values = ratios(row.ours, row.theirs, more_is_better=more)
-            row.problem = self._invalid(row, theirs, workload)
+            row.values = ratios(row.ours, row.theirs, more_is_better=is_rate)
+            row.problem = self._invalid(theirs, workload)
             row.note = self._output_rates(ours, theirs) if workload == "W3" else ""
         return row
 
@@ -233,15 +240,16 @@ class Table:
         text = self._record.errors.get((side, workload), "not run")
         return "not installed" if "run benchmarks/peers/setup" in text else f"FAILED: {side}: {text}"
 
-    def _invalid(self, row: Row, side: Side, workload: str) -> str:
-        """Why a peer's row does not count, by what is known of it on this CPU."""
+    def _invalid(self, side: Side, workload: str) -> str:
+        """Why what a peer did does not count, by what is known of it on this CPU."""
         figure = self._figures.get(side.engine, {}).get(side.form, {}).get(workload)
-        if figure is None:
+        samples = self._record.samples.get((side, workload))
+        if figure is None or not samples:
             return ""
-        share = expected.share(workload, Spread.of(row.theirs).median, figure)
+        share = expected.share(workload, self._median(side, workload), figure)
         if share >= expected.SHARE:
             return ""
-        return f"INVALID: {TITLES[side.engine]} at {100 * share:.0f} % of its known {digits(figure)}"
+        return f"INVALID: {side} at {100 * share:.0f} % of its known {digits(figure)}"
 
     def _output_rates(self, ours: Side, theirs: Side) -> str:
         rates = []
@@ -253,11 +261,12 @@ class Table:
         return f"{digits(rates[0])} against {digits(rates[1])} output tok/s"
 
     def _fastest(self, engine: str, forms: tuple[str, ...], workload: str) -> Side:
-        def rate(side: Side) -> float:
-            samples = self._record.samples.get((side, workload))
-            return Spread.of([_figure(s, workload) for s in samples]).median if samples else 0.0
+        return max((Side(engine, form) for form in forms), key=lambda side: self._median(side, workload))
 
-        return max((Side(engine, form) for form in forms), key=rate)
+    def _median(self, side: Side, workload: str) -> float:
+        """Of the side's figures; 0 without any."""
+        samples = self._record.samples.get((side, workload))
+        return Spread.of([_figure(s, workload) for s in samples]).median if samples else 0.0
 
     def _share_of_memory(self, group: str, side: Side, target: float) -> Row:
         """Bytes that decode reads a second, against what the machine could read right before and after."""
@@ -303,10 +312,11 @@ class Table:
         row.others = max([row.others, *(sample.others for sample in samples)])
         return [sample.answer["figures"] for sample in samples]
 
-    def _check(self, group: str, name: str) -> Row:
+    def _check(self, group: str, name: str, workload: str) -> Row:
+        """Whether tokens were the same; our side failed where nobody could compare them."""
         row = Row(group, f"tokens of {name}", "batch 1", settled="equal")
         if name not in self._record.checks:
-            row.problem = "not run"
+            row.problem = self._reason(plan.OURS, workload)
         elif not self._record.checks[name]:
             row.problem = TOKENS_DIFFER
         return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -159,15 +160,12 @@ class Runner:
 
     def _start(self, sides: Iterable[Side]) -> None:
         """All sides before the first measurement, so that none loads while another is measured."""
-        new = []
         for side in sorted(sides, key=str):
-            try:
-                if side not in self._sides.running():
-                    self._sides.get(side)
-                    new.append(side)
-            except PeerError:
-                continue  # `run` reports it
-        for side in new:
+            with suppress(PeerError):  # `run` reports it
+                self._sides.get(side)
+        for side in self._sides.running():
+            if side in self._sides.idle_cpus:
+                continue
             self._sides.idle_cpus[side] = machine.idle_cpus(self._sides.get(side).pid, 0.5)
             if self._sides.idle_cpus[side] > MAX_IDLE_CPUS:
                 self._tell(f"warning: {side} uses {self._sides.idle_cpus[side]:.2f} CPUs while it is idle")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -93,14 +94,17 @@ class Sides:
             self.settings[side] = {key: peer.info.get(key) for key in ("version", "settings", "startup_s")}
         return self._running[side]
 
-    def close(self, *sides: Side) -> None:
-        """End these sides, or all."""
-        for side in sides or tuple(self._running):
+    def end(self, sides: Iterable[Side]) -> None:
+        """End those of these sides that run."""
+        for side in tuple(sides):
             if side in self._running:
                 self._running.pop(side).close()
-        if not sides:
-            for log in self._logs:
-                log.close()
+
+    def close(self) -> None:
+        """End all, and delete their logs."""
+        self.end(self._running)
+        for log in self._logs:
+            log.close()
 
     def running(self) -> dict[Side, client.Peer]:
         return dict(self._running)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SHARE = 0.85  # of the expected speed; below it a peer's row does not count
+RATES = ("W1", "W2")  # workloads whose figure is tokens a second; of the others it is wall seconds
 
 
 def cpu(cpuinfo: str) -> dict[str, Any]:
@@ -37,5 +38,5 @@ def figures(machine: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def share(workload: str, value: float, expected: float) -> float:
-    """Speed relative to the expected one. W1 and W2 are rates (more is better), the others wall seconds."""
-    return value / expected if workload in ("W1", "W2") else expected / value
+    """Speed relative to the expected one."""
+    return value / expected if workload in RATES else expected / value

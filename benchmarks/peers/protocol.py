@@ -7,7 +7,7 @@ A driver loads its engine once, says `{"ready": true, ...}`, and then answers a 
      "cached_tokens": n|null}
 
 All requests of a line are sent at once, decoded greedily to exactly the given lengths. An answer is
-`{"error": "..."}` when that was not possible. `{"quit": true}`, or the end of stdin, ends the driver.
+`{"error": "..."}` when that was not possible. The end of stdin ends the driver.
 Only the standard library: each driver runs on its own peer's interpreter.
 """
 
@@ -85,17 +85,14 @@ def take_stdout() -> TextIO:
 
 
 def serve(load: Callable[[], Driver], answers: TextIO, requests: TextIO = sys.stdin) -> None:
-    """Loads the peer, then answers requests until it is told to quit."""
+    """Loads the peer, then answers requests until stdin ends."""
     began = time.perf_counter()
     driver = load()
     ready = {"ready": True, "peer": driver.peer, "version": driver.version, "settings": driver.settings}
     _say(answers, ready | {"startup_s": time.perf_counter() - began})
     try:
         for line in requests:
-            request = json.loads(line)
-            if request.get("quit"):
-                break
-            _say(answers, _answer(driver, request))
+            _say(answers, _answer(driver, json.loads(line)))
     finally:
         driver.close()
 

@@ -84,6 +84,7 @@ class EngineThread:
         return self._thread.is_alive() and not self._closing and self._dead is None
 
     def _run(self) -> None:
+        self._times.start()
         try:
             while self._next_commands():
                 if not self._engine.has_unfinished:
@@ -159,6 +160,7 @@ class EngineThread:
         for _, future in commands:
             if future.set_running_or_notify_cancel():
                 future.set_exception(self._gone())
+        self._outputs.deliver()  # what a step made before something broke
         for request_id in self._outputs.request_ids:
             self._outputs.end(request_id, FinishReason(FinishKind.ERROR, error=self._gone()))
         if self._after_step is not None:

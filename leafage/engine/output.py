@@ -50,8 +50,9 @@ class TokenTexts:
 
 
 class TokenLogprobs(SequenceOf[LogprobDict]):
-    """Log-probabilities of consecutive tokens, a LogprobDict for each. Reads like a list, and equals one; a
-    position's dict is made when it is read, so that a step of the engine need not wait for it.
+    """Log-probabilities of consecutive tokens, a LogprobDict for each. A sequence that equals the list of its
+    dicts; a dict is made when it is read, so that a step of the engine need not wait for it. Where a list is
+    needed (JSON), `list(...)` makes one.
 
     Args:
         tokens: as sampled.
@@ -199,6 +200,8 @@ class _RequestState:
     num_running: int
     prompt_logprobs: list[LogprobDict | None] | None = None
     prompt_logprobs_sent: bool = False
+    sink_failed: bool = False
+    last_words: RequestOutput | None = None
 
 
 class OutputProcessor:
@@ -265,15 +268,28 @@ class OutputProcessor:
     def deliver(self) -> list[str]:
         """Give the sinks what `process` made. Returns ids of requests whose sink failed, to abort as well."""
         failed: list[str] = []
-        for state, output in self._outbox:  # a failure adds to it
+        for number, (state, output) in enumerate(self._outbox):  # a failure adds to it
+            if state.sink_failed and output is not state.last_words:
+                continue
             try:
                 state.sink(output)
             except Exception as error:
-                if self._requests.get(output.request_id) is state:  # else it has nobody to tell
-                    failed.append(output.request_id)
-                    self._end(state, FinishReason(FinishKind.ERROR, error=output_error(error)))
+                if state.sink_failed:
+                    continue  # not even that could be told
+                state.sink_failed = True
+                failed.append(output.request_id)
+                self._fail_sink(state, number, FinishReason(FinishKind.ERROR, error=output_error(error)))
         self._outbox.clear()
         return failed
+
+    def _fail_sink(self, state: _RequestState, number: int, reason: FinishReason) -> None:
+        """One more output instead of those from `number` on, which the request's sink did not take."""
+        for waiting, output in self._outbox[number:]:
+            if waiting is state:
+                for completion in output.outputs:
+                    state.sequences[completion.index].finish = None
+        self._end(state, reason)
+        state.last_words = self._outbox[-1][1]
 
     def end(self, request_id: str, reason: FinishReason) -> None:
         """End a request that the engine no longer has (abort, failure) with what it has so far."""
@@ -295,6 +311,8 @@ class OutputProcessor:
         self._send(state, ended if state.stream else state.sequences)
 
     def _drop(self, state: _RequestState) -> None:
+        if self._requests.get(state.request.request_id) is not state:
+            return  # it had ended
         del self._requests[state.request.request_id]
         if state.request.params.stop:
             self._stop_check.forget(state.request.sequences[0].seq_id)

@@ -55,61 +55,41 @@ class StepInputs:
             "item_starts": item_starts,
             "table_offsets": table_offsets,
         }
-        for name, array in (rows | items | {"logit_rows": logit_rows, "tables": tables}).items():
+        arrays = rows | items | {"logit_rows": logit_rows, "tables": tables}
+        for name, array in arrays.items():
             if array.dtype != np.int32 or array.ndim != 1:
                 raise ValueError(f"expected {name} as int32 [n], got {array.dtype} {array.shape}")
         for group in (rows, items):
             lengths = {name: len(array) for name, array in group.items()}
             if len(set(lengths.values())) > 1:
                 raise ValueError(f"expected arrays of one length, got {lengths}")
-        data = np.concatenate([*rows.values(), *items.values(), logit_rows, tables]).tobytes()
+        data = np.concatenate(list(arrays.values())).tobytes()
         return cls(data, len(token_ids), len(item_rows), len(logit_rows))
 
     def replace(self, **arrays: np.ndarray) -> StepInputs:
         """A copy with other values for some arrays. Raises as `of`."""
         return StepInputs.of(**{name: arrays.get(name, getattr(self, name)) for name in ARRAYS})
 
-    @property
-    def token_ids(self) -> np.ndarray:
-        return self._view(0, self.num_rows)
+    token_ids = property(lambda self: self._view(0))
+    positions = property(lambda self: self._view(1))
+    slots = property(lambda self: self._view(2))
+    item_rows = property(lambda self: self._view(3))
+    item_num_rows = property(lambda self: self._view(4))
+    item_starts = property(lambda self: self._view(5))
+    table_offsets = property(lambda self: self._view(6))
+    logit_rows = property(lambda self: self._view(7))
+    tables = property(lambda self: self._view(8))
 
-    @property
-    def positions(self) -> np.ndarray:
-        return self._view(self.num_rows, self.num_rows)
-
-    @property
-    def slots(self) -> np.ndarray:
-        return self._view(2 * self.num_rows, self.num_rows)
-
-    @property
-    def item_rows(self) -> np.ndarray:
-        return self._view(3 * self.num_rows, self.num_items)
-
-    @property
-    def item_num_rows(self) -> np.ndarray:
-        return self._view(3 * self.num_rows + self.num_items, self.num_items)
-
-    @property
-    def item_starts(self) -> np.ndarray:
-        return self._view(3 * self.num_rows + 2 * self.num_items, self.num_items)
-
-    @property
-    def table_offsets(self) -> np.ndarray:
-        return self._view(3 * self.num_rows + 3 * self.num_items, self.num_items)
-
-    @property
-    def logit_rows(self) -> np.ndarray:
-        return self._view(3 * self.num_rows + 4 * self.num_items, self.num_logit_rows)
-
-    @property
-    def tables(self) -> np.ndarray:
-        return self._view(3 * self.num_rows + 4 * self.num_items + self.num_logit_rows, -1)
-
-    def _view(self, first: int, count: int) -> np.ndarray:
-        return np.frombuffer(self.data, np.int32)[first : None if count < 0 else first + count]
+    def _view(self, number: int) -> np.ndarray:
+        """The array with this number in the order of ARRAYS."""
+        lengths = [self.num_rows] * 3 + [self.num_items] * 4 + [self.num_logit_rows]
+        values = np.frombuffer(self.data, np.int32)
+        first = sum(lengths[:number])
+        return values[first:] if number == len(lengths) else values[first : first + lengths[number]]
 
 
 ARRAYS = (
-    "token_ids", "positions", "slots", "item_rows", "item_num_rows", "item_starts", "table_offsets", "tables",
-    "logit_rows",
+    "token_ids", "positions", "slots", "item_rows", "item_num_rows", "item_starts", "table_offsets",
+    "logit_rows", "tables",
 )  # fmt: skip
+"""In the order in which they lie in `data`."""

@@ -79,7 +79,9 @@ def gguf_sizes(metadata: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(
-            "keys and values of different length", value=fields.get("attention.value_length")
+            f"{fields.where}: values of another length than keys",
+            value=fields.get("attention.value_length"),
+            limit=head_dim,
         )
     return {
         "vocab_size": gguf_vocab_size(metadata, fields),
@@ -124,6 +126,16 @@ def hf_sizes(fields: Fields, *, head_dim: int | None = None, tied: bool | None =
     }
 
 
+def gguf_layer_windows(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """No window in any layer: where only some layers have one, GGUF files do not say which.
+
+    Raises:
+        UnsupportedError: the file has a window.
+    """
+    fields.refuse("attention.sliding_window", "a sliding window, in layers that the file does not name,")
+    return (0,) * num_layers
+
+
 def hf_layer_windows(fields: Fields, num_layers: int, window: int) -> tuple[int, ...] | None:
     """The window of each layer as `layer_types` says, 0 for none; None when config.json has no such list.
 
@@ -143,7 +155,11 @@ def hf_layer_windows(fields: Fields, num_layers: int, window: int) -> tuple[int,
                 "config.json: layer_types", value=kind, limit="full_attention, sliding_attention"
             )
     if "sliding_attention" in types and not window:
-        raise ModelFileError("config.json: layer_types has sliding_attention, but there is no window")
+        raise ModelFileError(
+            "config.json: layer_types has sliding_attention, but there is no window",
+            value=f"use_sliding_window {fields.get('use_sliding_window')}, sliding_window "
+            f"{fields.get('sliding_window')}",
+        )
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 

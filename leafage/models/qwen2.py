@@ -14,6 +14,7 @@ from leafage.models.decoder import (
     Sizes,
     attention_output,
     gated_mlp,
+    gguf_layer_windows,
     gguf_sizes,
     hf_layer_windows,
     hf_sizes,
@@ -45,7 +46,7 @@ class Config(Sizes):
         return cls(
             **sizes,
             rope=rope_from_gguf(fields, sizes["head_dim"]),
-            layer_windows=gguf_windows(fields, sizes["num_layers"]),
+            layer_windows=gguf_layer_windows(fields, sizes["num_layers"]),
         )
 
     @classmethod
@@ -89,12 +90,6 @@ def build(config: Config, tensors: Tensors) -> Program:
     logits = output_head(builder, tensors, config, x, tensors.vector("output_norm.weight", hidden), table)
     tensors.refuse_unused(NOT_WEIGHTS)
     return builder.finish(logits)
-
-
-def gguf_windows(fields: Fields, num_layers: int) -> tuple[int, ...]:
-    """No window in any layer. GGUF files cannot say which layers of a Qwen have one."""
-    fields.refuse("attention.sliding_window", "a sliding window, in layers that the file does not name,")
-    return (0,) * num_layers
 
 
 def hf_windows(fields: Fields, num_layers: int) -> tuple[int, ...]:

@@ -14,13 +14,14 @@ from leafage.models.decoder import (
     Sizes,
     attention_output,
     gated_mlp,
+    gguf_layer_windows,
     gguf_sizes,
     hf_sizes,
     output_head,
     qkv_projection,
 )
 from leafage.models.fields import gguf_fields, hf_fields
-from leafage.models.qwen2 import gguf_windows, hf_windows
+from leafage.models.qwen2 import hf_windows
 from leafage.models.ropes import RopeConfig, rope_from_gguf, rope_from_hf
 from leafage.models.tensors import Tensors
 
@@ -49,7 +50,7 @@ class Config(Sizes):
         return cls(
             **sizes,
             rope=rope_from_gguf(fields, sizes["head_dim"]),
-            layer_windows=gguf_windows(fields, sizes["num_layers"]),
+            layer_windows=gguf_layer_windows(fields, sizes["num_layers"]),
         )
 
     @classmethod

@@ -15,6 +15,7 @@ from leafage.models.decoder import (
     Sizes,
     attention_output,
     gated_mlp,
+    gguf_layer_windows,
     gguf_sizes,
     hf_layer_windows,
     hf_sizes,
@@ -49,14 +50,13 @@ class Config(Sizes):
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Config:
         """Raises ModelFileError for missing or impossible values, UnsupportedError for variants by name."""
         fields = gguf_fields(metadata, "smollm3")
-        fields.refuse("attention.sliding_window", "a sliding window, in layers that the file does not name,")
         sizes = gguf_sizes(metadata, fields)
         num_layers = sizes["num_layers"]
         return cls(
             **sizes,
             rope=rope_from_gguf(fields, sizes["head_dim"]),
             has_rope=_every(INTERVAL, num_layers),
-            layer_windows=(0,) * num_layers,
+            layer_windows=gguf_layer_windows(fields, num_layers),
         )
 
     @classmethod
@@ -66,14 +66,18 @@ class Config(Sizes):
         sizes = hf_sizes(fields, tied=True)
         num_layers = sizes["num_layers"]
         has_rope = _every(fields.integer("no_rope_layer_interval", INTERVAL), num_layers)
-        if fields.has(
-            "no_rope_layers"
-        ):  # a list of 1 for layers with and 0 for those without, for all its name
-            has_rope = tuple(bool(flag) for flag in fields.get("no_rope_layers"))
-            if len(has_rope) != num_layers:
+        # For all its name, a list of 1 for layers with a rotary embedding and 0 for those without.
+        flags = fields.get("no_rope_layers")
+        if flags is not None:
+            if (
+                not isinstance(flags, list)
+                or len(flags) != num_layers
+                or any(flag not in (0, 1) for flag in flags)
+            ):
                 raise ModelFileError(
-                    "config.json: number of no_rope_layers", value=len(has_rope), limit=num_layers
+                    "config.json: no_rope_layers", value=flags, limit=f"{num_layers} times 0 or 1"
                 )
+            has_rope = tuple(bool(flag) for flag in flags)
         return cls(
             **sizes,
             rope=rope_from_hf(fields, sizes["head_dim"], default_base=ROPE_BASE),

@@ -6,6 +6,8 @@ from leafage.core.batch import Batch, Item, Logits
 from leafage.kernels import _native
 from leafage.kernels.step_inputs import StepInputs
 
+_NONE, _LAST = Logits.NONE, Logits.LAST  # an enum's members are slow to look up, and every row asks
+
 
 def build_inputs(batch: Batch, block_size: int) -> StepInputs:
     """Flatten a batch: one row per token, items in the batch's order.
@@ -23,13 +25,13 @@ def build_inputs(batch: Batch, block_size: int) -> StepInputs:
             [item.start for item in items],
             [item.write_from for item in items],
             [item.block_table for item in items],
-            [num_logit_rows(item) for item in items],
+            [_num_logit_rows(item) for item in items],
             block_size,
         )
     )
 
 
-def num_logit_rows(item: Item, none: Logits = Logits.NONE, last: Logits = Logits.LAST) -> int:
+def _num_logit_rows(item: Item) -> int:
     """How many of the item's rows, the last ones, need logits."""
     logits = item.logits
-    return 1 if logits is last else 0 if logits is none else len(item.token_ids)
+    return 1 if logits is _LAST else 0 if logits is _NONE else len(item.token_ids)

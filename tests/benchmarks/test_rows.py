@@ -66,7 +66,7 @@ def test_a_peer_below_what_it_is_known_for_makes_its_row_invalid(
     ours = decoded(400, floors=40e9) if workload == "W1" else batches(1.0)
     samples = {(plan.OURS, workload): ours, (plan.OPENVINO, workload): made}
     row = by_title(rows(workload.lower(), samples))[f"{workload} Q4_1", "OpenVINO, same file"]
-    assert row.verdict.startswith(f"INVALID: OpenVINO at {share} % of its known")
+    assert row.verdict.startswith(f"INVALID: OpenVINO Q4_1 at {share} % of its known")
 
 
 def test_a_peer_at_85_percent_counts() -> None:
@@ -108,7 +108,9 @@ def test_other_tokens_are_an_error_and_equal_ones_are_said() -> None:
     name = "W4 = each request alone"
     for same, verdict in ((True, "equal"), (False, "TOKENS DIFFER")):
         assert rows("w4", {}, checks={name: same})[-1].verdict == verdict
-    assert rows("w4", {})[-1].verdict == "not run"
+    assert rows("w4", {})[-1].verdict == "FAILED: Leafage Q4_1: not run"
+    broken = {(plan.OURS, "W4 alone"): "the driver ended"}
+    assert rows("w4", {}, errors=broken)[-1].verdict == "FAILED: Leafage Q4_1: the driver ended"
 
 
 def test_best_formats_are_chosen_by_what_was_measured() -> None:
@@ -116,6 +118,15 @@ def test_best_formats_are_chosen_by_what_was_measured() -> None:
     samples |= {(plan.llamacpp(form), "W1"): decoded(rate) for form, rate in (("Q4_0", 190), ("BF16", 80))}
     row = rows("best", samples)[0]
     assert row.note == "Leafage Q4_0 against llama.cpp Q4_0" and row.verdict == "printed"
+
+
+def test_a_best_format_counts_only_when_each_of_the_peer_s_is_set_up_well() -> None:
+    samples = {(Side(LEAFAGE, "Q4_0"), "W1"): decoded(310), (plan.llamacpp("Q4_0"), "W1"): decoded(190)}
+    samples[plan.llamacpp("BF16"), "W1"] = decoded(100)
+    sides: Any = SimpleNamespace(settings=SETTINGS)
+    for known, verdict in ((110.0, "printed"), (130.0, "INVALID: llama.cpp BF16 at 77 % of its known 130")):
+        table = Table(Record(samples), sides, {"llamacpp": {"BF16": {"W1": known}}})
+        assert table.rows({"best"})[0].verdict == verdict
 
 
 def test_every_row_has_a_name_and_can_be_shown() -> None:

@@ -121,9 +121,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Callable[..., Termina
     assert "stopped" in terminal.expect(SUMMARY)
     terminal.expect(">>> ")
     terminal.type("half a line")
-    terminal.expect(
-        "half a line"
-    )  # a signal between the prompt and readline's first look would be lost in CPython
+    # A signal between the prompt and readline's first look would be lost in CPython.
+    terminal.expect("half a line")
     terminal.type("\x03")
     terminal.expect("Ctrl-D ends the program")
     terminal.expect(">>> ")

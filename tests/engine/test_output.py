@@ -273,6 +273,25 @@ def test_a_sink_that_raises_fails_its_request_and_no_other(side: Side) -> None:
     assert len(side.seen) == 1
 
 
+def test_a_sink_that_raises_once_is_told_of_every_sequence_that_it_missed(side: Side) -> None:
+    """Both sequences end in one step, and the sink stumbles over the first: neither may be lost silently."""
+    sequences = [Sequence(99 + i, 0, i, [3], 1) for i in range(2)]
+    request = Request("bad", [3], SamplingParams(n=2), sequences=sequences)
+    seen: list[RequestOutput] = []
+
+    def sink(output: RequestOutput) -> None:
+        seen.append(output)
+        if len(seen) == 1:
+            raise RuntimeError("once")
+
+    side.processor.add(request, None, sink, stream=True)
+    deltas = [Delta("bad", i, [SampledToken(ord("x") + 3, 0.0)], finish=LENGTH) for i in range(2)]
+    assert side.processor.process(deltas) == []
+    assert side.processor.deliver() == ["bad"]
+    assert len(seen) == 2 and seen[1].finished and "once" in str(seen[1].error)
+    assert [(c.index, c.finish_reason) for c in seen[1].outputs] == [(0, "error"), (1, "error")]
+
+
 def test_times_are_those_of_the_request(side: Side) -> None:
     side.add()
     side.give("a", LENGTH)

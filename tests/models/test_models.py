@@ -168,7 +168,9 @@ def test_granite_without_its_logit_scale_is_refused(tmp_path: Path) -> None:
         ("qwen2_window", {"layer_types": ["chunked_attention"] * 3}, UnsupportedError, "'chunked_attention'"),
         ("qwen3_window", {"use_sliding_window": False}, ModelFileError, "there is no window"),
         ("qwen3", {"use_sliding_window": "yes"}, ModelFileError, "bad use_sliding_window; got 'yes'"),
-        ("smollm3", {"no_rope_layers": [1, 0]}, ModelFileError, "no_rope_layers; got 2; limit: 5"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, ModelFileError, "no_rope_layers; got .1, 0.; limit: 5 times"),
+        ("smollm3", {"no_rope_layers": 5}, ModelFileError, "no_rope_layers; got 5; limit: 5 times 0 or 1"),
+        ("smollm3", {"no_rope_layers": "11101"}, ModelFileError, "no_rope_layers; got '11101'"),
         ("granite", {"residual_multiplier": 0}, ModelFileError, "bad residual_multiplier; got 0"),
     ],
 )

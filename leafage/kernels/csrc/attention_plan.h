@@ -10,7 +10,7 @@ namespace LEAFAGE_ISA_NAMESPACE {
 // How one item is cut: blocks of `queries` rows x `heads` KV heads (x `chunk` partitions when split).
 struct ItemPlan {
     int index;
-    int first_part, num_parts;  // partitions that its rows see
+    int first_part, num_parts;  // partitions that its rows see, but for those of a shared prefix
     int queries, heads, chunk;
     bool split;
     int64_t base;  // row-heads of split items before this one
@@ -48,9 +48,9 @@ class Plan {
         virtual_heads = a.kv.num_kv_heads * cut;
         const int64_t state_bytes = stride() * int64_t(sizeof(float)) * a.num_heads;
         const int64_t fit = int64_t(a.shared_bytes / 2) / state_bytes, room = fit < kSharedRows ? fit : kSharedRows;
-        prefixes = find_prefixes(a, int(room), block_rows / group_heads);
+        prefixes = find_prefixes(a, int(room), block_rows / group_heads, virtual_heads, num_threads);
         // States of shared rows lie before those of split ones.
-        if (prefixes.num_shared > 0) records_at_ = stride() * a.num_heads * room;
+        records_at_ = stride() * a.num_heads * prefixes.num_rows;
         if (num_threads == 1) return;
         for (int i = 0; i < a.num_items; ++i) total_ += cost(i);
         limit_ = total_ / (4 * num_threads) + 1;

@@ -9,22 +9,32 @@ namespace {
 
 class Finder {
   public:
-    Prefixes find(const AttentionArgs& a, int max_members, int rows_together) {
-        a_ = &a;
-        together_ = rows_together;
-        members_.clear();
-        shared_.clear();
-        parts_.assign(size_t(a.num_items), 0);
-        place_.assign(size_t(a.num_items), 0);
-        if (a.window == 0)
+    Prefixes find(const AttentionArgs& a, int max_members, int rows_together, int heads, int threads) {
+        if (a.window > 0) {
+            zeros_.resize(size_t(a.num_items));
+            return {nullptr, nullptr, 0, 0, zeros_.data(), zeros_.data()};
+        }
+        // The layers of a step have the same items.
+        if (a.step == 0 || a.step != step_ || a.num_items != int(parts_.size())) {
+            a_ = &a;
+            together_ = rows_together;
+            heads_ = heads;
+            threads_ = threads;
+            rows_ = 0;
+            members_.clear();
+            shared_.clear();
+            parts_.assign(size_t(a.num_items), 0);
+            place_.assign(size_t(a.num_items), 0);
             for (int i = 0; i < a.num_items; ++i)
                 if (a.items[i].num_rows == 1 && whole_parts(i) > 0) members_.push_back(i);
-        if (members_.size() >= 2) {
-            std::sort(members_.begin(), members_.end(), [this](int i, int j) { return before(i, j); });
-            choose(0, int(members_.size()), 0);
-            place(max_members);
+            if (members_.size() >= 2) {
+                std::sort(members_.begin(), members_.end(), [this](int i, int j) { return before(i, j); });
+                choose(0, int(members_.size()), 0);
+                place(max_members);
+            }
+            step_ = a.step;
         }
-        return {members_.data(), shared_.data(), int(shared_.size()), parts_.data(), place_.data()};
+        return {members_.data(), shared_.data(), int(shared_.size()), rows_, parts_.data(), place_.data()};
     }
 
   private:
@@ -52,48 +62,60 @@ class Finder {
         return true;
     }
 
+    // Partitions that `count` rows which share `depth` of them need not compute one by one. Tasks are counted in
+    // rounds of all threads: few large ones would leave threads idle, where rows alone are cut into small ones.
+    int64_t saving(int count, int depth) const {
+        const int64_t tasks = round_up(ceil_div(count, together_) * heads_, threads_);
+        return depth * (int64_t(count) * heads_ - tasks);
+    }
+
     // What members [begin, end), which agree on `depth` partitions, share: that, or more in smaller groups, whichever
-    // saves more loads of partitions. Returns how many; the choice is appended to shared_.
-    int choose(int begin, int end, int depth) {
+    // saves more. Returns how much; the choice is appended to shared_.
+    int64_t choose(int begin, int end, int depth) {
         if (end - begin < 2) return 0;
         while (all_same(begin, end, depth)) ++depth;
         const size_t chosen = shared_.size();
-        int apart = 0;
+        int64_t apart = 0;
         for (int first = begin; first < end;) {
             int next = first + 1;
             while (next < end && same(members_[size_t(first)], members_[size_t(next)], depth)) ++next;
             apart += choose(first, next, depth + 1);
             first = next;
         }
-        const int count = end - begin, saved = depth * (count - int(ceil_div(count, together_)));
-        if (apart >= saved) return apart;
+        const int64_t saved = saving(end - begin, depth);
+        if (apart >= saved || saved <= 0) return apart;
         shared_.resize(chosen);
-        shared_.push_back({begin, count, depth});
+        shared_.push_back({begin, end - begin, depth});
         return saved;
     }
 
     void place(int max_members) {
-        int rows = 0;
-        for (SharedPrefix& prefix : shared_) {
-            prefix.count = std::min(prefix.count, max_members - rows);
-            for (int m = prefix.first; m < prefix.first + prefix.count; ++m, ++rows) {
+        for (size_t i = 0; i < shared_.size(); ++i) {
+            SharedPrefix& prefix = shared_[i];
+            prefix.count = std::min(prefix.count, max_members - rows_);
+            if (saving(prefix.count, prefix.parts) <= 0) {  // the room is used up
+                shared_.resize(i);
+                break;
+            }
+            for (int m = prefix.first; m < prefix.first + prefix.count; ++m, ++rows_) {
                 parts_[size_t(members_[size_t(m)])] = prefix.parts;
-                place_[size_t(members_[size_t(m)])] = rows;
+                place_[size_t(members_[size_t(m)])] = rows_;
             }
         }
     }
 
     const AttentionArgs* a_ = nullptr;
-    int together_ = 1;
-    std::vector<int32_t> members_, parts_, place_;
+    uint64_t step_ = 0;
+    int together_ = 1, heads_ = 1, threads_ = 1, rows_ = 0;
+    std::vector<int32_t> members_, parts_, place_, zeros_;
     std::vector<SharedPrefix> shared_;
 };
 
 }  // namespace
 
-Prefixes find_prefixes(const AttentionArgs& args, int max_members, int rows_together) {
+Prefixes find_prefixes(const AttentionArgs& args, int max_members, int rows_together, int heads, int threads) {
     static thread_local Finder finder;  // kept: its vectors have their memory
-    return finder.find(args, max_members, rows_together);
+    return finder.find(args, max_members, rows_together, heads, threads);
 }
 
 }  // namespace leafage

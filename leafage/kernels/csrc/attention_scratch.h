@@ -6,7 +6,7 @@ namespace leafage {
 
 // Query rows (query x head of a group) that share each K/V load, at most; each way has its own number.
 constexpr int kMaxBlockRows = 32;
-// Tasks of at most this many rows are bound by memory: they fetch ahead.
+// Tasks of at most this many rows are bound by memory: they fetch ahead, as those of a shared prefix do.
 constexpr int kFewRows = 8;
 // Rows whose running state a task carries, at most (a decode task takes several KV heads).
 constexpr int kStateRows = 64;
@@ -29,42 +29,6 @@ static inline void fetch_line(const void* p) {
     __builtin_prefetch(p, 0, 2);
 #endif
 }
-
-// What to bring into the cache while scores are computed: lines at an offset of the K tiles that come next, and
-// of the V tiles of the same tokens.
-template <class T>
-struct Ahead {
-    const T* const* k;
-    const T* const* v;
-
-    template <int NT>
-    void fetch(int offset) const {
-        if (offset * int(sizeof(T)) % 64 != 0) return;
-        for (int n = 0; n < NT; ++n) {
-            if (sizeof(T) == 1 && offset == 0) {  // the scales
-                fetch_line(k[n] - 64);
-                fetch_line(v[n] - 64);
-            }
-            fetch_line(k[n] + offset);
-            fetch_line(v[n] + offset);
-        }
-    }
-};
-
-// What to bring in while values are weighted: the K tiles of the next head or partition, `tiles[t]` with tile t of
-// V. Null: nothing.
-template <class T>
-struct Next {
-    const T* const* tiles;
-
-    // At token i of tile t: the share of ND * 16 columns.
-    template <int ND>
-    void fetch(int t, int i) const {
-        const T* from = tiles[t] + i / 2 * ND * 32;
-        if (sizeof(T) == 1 && i == 0) fetch_line(tiles[t] - 64);  // the scales
-        for (int x = 0; x < ND * 32; x += 64 / int(sizeof(T))) fetch_line(from + x);
-    }
-};
 
 // A partial result in memory: accumulator, maximum, sum.
 static inline size_t partial_floats(int head_dim) { return size_t(head_dim) + 16; }

@@ -1,4 +1,5 @@
-// The work of one task: some rows of one item, some KV heads, a run of partitions.
+// The work of one task: some rows of one item, or one row of each of several that share a prefix; some KV heads, a
+// run of partitions.
 #pragma once
 #include <type_traits>
 
@@ -72,7 +73,10 @@ static inline void value_columns(const typename A::Operand* p, const T* const* v
     for (; column + ND * 16 <= hd; column += ND * 16) {
         for (int t = 0; t < tiles; ++t) at[t] = v[t] + column * 2;
         if (next != nullptr) {
-            for (int t = 0; t < tiles; ++t) next_at[t] = next[t] + column * kTile;
+            for (int t = 0; t < tiles; ++t) {
+                next_at[t] = next[t] + column * kTile;
+                if (sizeof(T) == 1 && column == 0) fetch_line(next[t] - 64);  // the scales
+            }
             A::template values<MR, ND, true>(p, at, tiles, hd, Next<T>{next_at}, out + column, keep, take);
         } else {
             A::template values<MR, ND, false>(p, at, tiles, hd, Next<T>{}, out + column, keep, take);
@@ -304,7 +308,9 @@ class Attend {
         const float* const* v_scale = scaled ? tiles.v_scale : nullptr;
 
         const Operand* q = reinterpret_cast<const Operand*>(s_.q) + int64_t(h) * rows_ * hd;
-        bool few = rows_ <= kFewRows || t.members != nullptr;  // of a decode step: from memory
+        // Rows of a decode step read K and V from memory, once; what was gathered or widened is in the cache.
+        bool in_place = runs_.are_tiles() && (sizeof(T) == 1 || !scaled);
+        bool few = in_place && (rows_ <= kFewRows || t.members != nullptr);
         for (int r = 0; r < rows_;) r += scores(q + r * hd, rows_ - r, tiles, few, s_.scores + r * kScoreStride);
 
         int base = tiles.first * kTile;
@@ -360,11 +366,10 @@ class Attend {
     }
 
     // The K tiles that are scored after these: of the next head, or of the next partition; one for each tile, the
-    // last ones perhaps again. False: nothing follows in this task, or it is gathered.
+    // last ones perhaps again. False: nothing follows in this task, or the same head again.
     template <class T>
     bool find_next(const Task& t, int part, int h, const Tiles<T>& tiles, const T** next) const {
         const KVLayer& kv = a_.kv;
-        if (!runs_.are_tiles() || (sizeof(T) == 2 && kv.dtype != KVDtype::kBf16)) return false;
         if (h + 1 < t.num_heads) {
             if ((t.head + h + 1) / plan_.heads_per_kv == (t.head + h) / plan_.heads_per_kv) return false;
             for (int i = 0; i < tiles.count; ++i) next[i] = tiles.k[i] + runs_.bytes * runs_.per_block / sizeof(T);

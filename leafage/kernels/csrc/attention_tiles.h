@@ -10,6 +10,41 @@ namespace LEAFAGE_ISA_NAMESPACE {
 
 constexpr int kPartitionTiles = kPartition / kTile;
 
+// What to bring into the cache while scores are computed: lines at an offset of the K tiles that come next, and
+// of the V tiles of the same tokens.
+template <class T>
+struct Ahead {
+    const T* const* k;
+    const T* const* v;
+
+    template <int NT>
+    void fetch(int offset) const {
+        if (offset * int(sizeof(T)) % 64 != 0) return;
+        for (int n = 0; n < NT; ++n) {
+            if (sizeof(T) == 1 && offset == 0) {  // the scales
+                fetch_line(k[n] - 64);
+                fetch_line(v[n] - 64);
+            }
+            fetch_line(k[n] + offset);
+            fetch_line(v[n] + offset);
+        }
+    }
+};
+
+// What to bring in while values are weighted: the K tiles of the next head or partition, `tiles[t]` with tile t of
+// V. Null: nothing.
+template <class T>
+struct Next {
+    const T* const* tiles;
+
+    // At token i of tile t: the share of ND * 16 columns.
+    template <int ND>
+    void fetch(int t, int i) const {
+        const T* from = tiles[t] + i / 2 * ND * 32;
+        for (int x = 0; x < ND * 32; x += 64 / int(sizeof(T))) fetch_line(from + x);
+    }
+};
+
 // T: uint16_t (bf16) or int8_t.
 template <class T>
 struct Tiles {

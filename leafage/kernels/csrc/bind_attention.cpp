@@ -77,10 +77,8 @@ const std::map<std::string, Kernels>& ways() {
 
 const Kernels& variant(const std::string& name) {
     if (name.empty()) return kernels();
-    if (const Kernels* table = find_variant(name)) return *table;
     auto way = ways().find(name);
-    if (way == ways().end()) throw std::invalid_argument("no such kernel variant here: " + name);
-    return way->second;
+    return way == ways().end() ? named_variant("the variant", name) : way->second;
 }
 
 KVLayer layer(const Pool& pool, const std::string& dtype, int block_size, int num_kv_heads, int head_dim) {

@@ -38,7 +38,9 @@ nb::tuple flatten(nb::list token_ids, nb::list starts, nb::list write_from, nb::
                   int block_size) {
     const Py_ssize_t items = PyList_GET_SIZE(token_ids.ptr());
     for (const nb::list* list : {&starts, &write_from, &tables, &logit_counts})
-        if (PyList_GET_SIZE(list->ptr()) != items) throw std::invalid_argument("expected lists of one length");
+        if (PyList_GET_SIZE(list->ptr()) != items)
+            throw std::invalid_argument("expected lists of " + std::to_string(items) + " items, got one of " +
+                                        std::to_string(PyList_GET_SIZE(list->ptr())));
     if (block_size < 1) throw std::invalid_argument("expected block_size >= 1, got " + std::to_string(block_size));
     const Py_ssize_t rows = total_length(token_ids, "token_ids"), entries = total_length(tables, "tables");
     Py_ssize_t logit_rows = 0;

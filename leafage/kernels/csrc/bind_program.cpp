@@ -160,6 +160,9 @@ void bind_program(nb::module_& m) {
         .def("run_head", [](Program& p, nb::bytes data, int rows, int items, int logit_rows, int first,
                             Sampler* sampler, SamplingPlan* plan) {
             StepView step = view(data, rows, items, logit_rows);
+            if (first < 0 || first >= logit_rows)
+                throw std::invalid_argument("expected the first logit row in [0, " + std::to_string(logit_rows) +
+                                            "), got " + std::to_string(first));
             Sampling sampling = checked(p, step, sampler, plan);
             nb::gil_scoped_release release;
             p.run_head(step, first, sampling);

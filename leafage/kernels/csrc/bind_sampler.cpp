@@ -76,7 +76,9 @@ void bind_sampler(nb::module_& m) {
         .def("run", [](Sampler& self, SamplingPlan& plan, Logits logits, int first) {
             int rows = int(logits.shape(0)), vocab = int(logits.shape(1));
             if (first < 0 || first + rows > int(plan.rows.size()))
-                throw std::invalid_argument("expected logits of rows that the plan has");
+                throw std::invalid_argument("expected logits of some of the plan's " + std::to_string(plan.rows.size()) +
+                                            " rows, got rows " + std::to_string(first) + " to " +
+                                            std::to_string(first + rows));
             self.check(plan, vocab, int(plan.rows.size()), self.num_threads());
             nb::gil_scoped_release release;
             SampleArgs args = self.args(plan, logits.data(), first, rows);

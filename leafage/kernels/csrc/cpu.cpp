@@ -66,12 +66,8 @@ bool runs_here(const std::string& name) {
 // The best variant, or the one that LEAFAGE_KERNELS names.
 const Kernels* first_choice() {
     const char* wanted = std::getenv("LEAFAGE_KERNELS");
-    const auto names = variants();
-    if (wanted == nullptr || *wanted == 0) return find_variant(names.front());
-    if (const Kernels* table = find_variant(wanted)) return table;
-    std::string message = std::string("LEAFAGE_KERNELS is ") + wanted + ", but the kernels that run here are";
-    for (const auto& name : names) message += (name == names.front() ? " " : ", ") + name;
-    throw std::invalid_argument(message);
+    if (wanted == nullptr || *wanted == 0) return find_variant(variants().front());
+    return &named_variant("LEAFAGE_KERNELS", wanted);
 }
 
 const Kernels*& chosen() {
@@ -95,6 +91,14 @@ const Kernels* find_variant(const std::string& name) {
     for (const Kernels* table : {kernels_avx512(), kernels_avx2(), kernels_neon(), kernels_plain()})
         if (table != nullptr && name == table->name && runs_here(name)) return table;
     return nullptr;
+}
+
+const Kernels& named_variant(const char* what, const std::string& name) {
+    if (const Kernels* table = find_variant(name)) return *table;
+    std::string message = std::string(what) + " is " + name + ", but the kernels that run here are";
+    const auto names = variants();
+    for (const auto& other : names) message += (other == names.front() ? " " : ", ") + other;
+    throw std::invalid_argument(message);
 }
 
 std::vector<std::string> variants() {

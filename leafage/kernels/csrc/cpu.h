@@ -16,6 +16,9 @@ std::vector<std::string> variants();
 // Null for a name that is not in variants().
 const Kernels* find_variant(const std::string& name);
 
+// Throws std::invalid_argument, with `what` and the names of variants(), for another name.
+const Kernels& named_variant(const char* what, const std::string& name);
+
 // From now on kernels() is this one.
 void set_variant(const Kernels& table);
 

@@ -74,6 +74,7 @@ struct AttentionArgs {
     const AttentionItem* items;
     uint8_t* shared;  // attention_shared_bytes bytes, 64-byte aligned, shared by the team
     size_t shared_bytes;
+    uint64_t step = 0;  // not 0: calls with the same number have the same items
 };
 
 struct NormArgs {

@@ -211,18 +211,19 @@ LEAFAGE_INLINE void group_rows(const uint8_t* codes, const float* scales, const 
     }
 }
 
-template <int Subgroups, bool Min, bool Signed, int Chain, int R>
+template <Dtype T, int R>
 static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                        size_t aux_at, int row, float* acc) {
+                        int row, float* acc) {
+    constexpr Format f = format_of(T);
     const int stride = layout.tile_rows;
-    for (int g = begin; g < end; ++g, weights += unpacked_bytes(Subgroups, Min)) {
+    for (int g = begin; g < end; ++g, weights += unpacked_bytes(f.subgroups, f.has_min)) {
         const size_t at = size_t(g) * size_t(stride) + size_t(row);
         const auto* scales = reinterpret_cast<const float*>(weights + 512);
         const auto* dx = reinterpret_cast<const float*>(tile + layout.dx) + at;
-        const uint8_t* aux = tile + aux_at + 4 * (size_t(g) * size_t(stride) * Subgroups + size_t(row));
+        const uint8_t* aux = tile + layout.aux[aux_of(f)] + 4 * (size_t(g) * size_t(stride) * f.subgroups + size_t(row));
         for (int half = 0; half < 2; ++half)
-            group_rows<Subgroups, Min, Signed, Chain, R>(weights + 32 * half, scales + 8 * half, tile + at * kGroup, dx,
-                                                         aux, stride, acc + 8 * half);
+            group_rows<f.subgroups, f.has_min, signed_codes(f), chain_of(f), R>(
+                weights + 32 * half, scales + 8 * half, tile + at * kGroup, dx, aux, stride, acc + 8 * half);
     }
 }
 
@@ -258,33 +259,7 @@ static void tile_float(const float* w, int begin, int end, const float* x, int s
     }
 }
 
-template <Dtype T, int R>
-static inline void tile_rows(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                             int row, float* acc) {
-    constexpr Format f = format_of(T);
-    if constexpr (f.quantized()) {
-        tile_groups<f.subgroups, f.has_min, signed_codes(f), chain_of(f), R>(weights, begin, end, tile, layout,
-                                                                            layout.aux[aux_of(f)], row, acc);
-    } else {
-        const auto* w = reinterpret_cast<const float*>(weights);
-        const auto* x = reinterpret_cast<const float*>(tile + layout.floats) + row;
-        for (int half = 0; half < 2; ++half)
-            tile_float<R>(w + 8 * half, begin, end, x, layout.tile_rows, acc + 8 * half);
-    }
-}
-
-template <Dtype T>
-static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
-                     const TileLayout& layout, float* acc) {
-    if (begin == 0)
-        for (int chain = 0; chain < (format_of(T).quantized() ? 1 : 2); ++chain)
-            std::memset(acc + chain * kTileRows * kPanel, 0, sizeof(float) * size_t(rows) * kPanel);
-    int row = 0;
-    for (; row + 4 <= rows; row += 4) tile_rows<T, 4>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-    if (rows - row == 3) tile_rows<T, 3>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-    if (rows - row == 2) tile_rows<T, 2>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-    if (rows - row == 1) tile_rows<T, 1>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-}
+#include "linear_rows_impl.h"
 
 template <Dtype T, bool Signed>
 static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
@@ -293,7 +268,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
         uint8_t* at = to;
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
             const uint8_t *codes = panel + f.codes_at(g), *scales = panel + f.scales_at(g, k / kGroup);
-            fetch_ahead<T>(codes);
+            fetch_ahead<T>(panel, g);
             for (int half = 0; half < 2; ++half) {
                 unpack_codes<T>(codes + 32 * half, at + 32 * half);
                 unpack_scales<T>(scales, g, 8 * half, reinterpret_cast<float*>(at + 512) + 8 * half);
@@ -326,25 +301,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
 template <Dtype T>
 constexpr auto direct_any = direct_unpacked<T>;
 
-// acc (both chains of it) plus bias into the output, or added to it.
-static inline void store_rows(const LinearArgs& a, int first_row, int rows, int column, int lanes, const float* acc,
-                              bool two_chains) {
-    for (int r = 0; r < rows; ++r) {
-        float* out = a.out + size_t(first_row + r) * size_t(a.ldo) + column;
-        alignas(32) float part[kPanel] = {}, bias[kPanel] = {};
-        if (a.accumulate) std::memcpy(part, out, sizeof(float) * size_t(lanes));
-        if (a.bias) std::memcpy(bias, a.bias + column, sizeof(float) * size_t(lanes));
-        for (int half = 0; half < kPanel; half += 8) {
-            __m256 value = _mm256_load_ps(acc + r * kPanel + half);
-            if (two_chains) value = _mm256_add_ps(value, _mm256_load_ps(acc + (kTileRows + r) * kPanel + half));
-            if (a.bias) value = _mm256_add_ps(value, _mm256_load_ps(bias + half));
-            if (a.accumulate) value = _mm256_add_ps(_mm256_load_ps(part + half), value);
-            _mm256_store_ps(part + half, value);
-        }
-        std::memcpy(out, part, sizeof(float) * size_t(lanes));
-    }
-}
-
+#include "linear_store_impl.h"
 #include "linear_types_impl.h"
 
 }  // namespace LEAFAGE_ISA_NAMESPACE

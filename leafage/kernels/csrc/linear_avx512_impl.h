@@ -279,7 +279,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
             __m512i q[8];
             __m512 d[2], min[2];
             const uint8_t* codes = panel + f.codes_at(g);
-            fetch_ahead<T>(codes);
+            fetch_ahead<T>(panel, g);
             load_codes<T, Signed>(codes, q);
             load_scales<T>(panel + f.scales_at(g, k / kGroup), g, d, min);
 #pragma GCC unroll 8
@@ -324,7 +324,7 @@ static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& 
         for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
         for (int g = 0; g < groups; ++g) {
             const uint8_t* codes = panel + f.codes_at(g);
-            fetch_ahead<T, true>(codes);
+            fetch_ahead<T, true>(panel, g);
             __m512i q[8];
             __m512 d[2], min[2];
             load_codes<T, false>(codes, q);

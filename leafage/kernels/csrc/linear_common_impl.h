@@ -9,14 +9,15 @@ constexpr int kAheadBytes = 6144;
 // Passing: weights that a step of few rows reads once must not push everything else out of the caches; what Python
 // does between steps took three times as long before.
 template <Dtype T, bool Passing = false>
-LEAFAGE_INLINE void fetch_ahead(const uint8_t* codes) {
+LEAFAGE_INLINE void fetch_ahead(const uint8_t* panel, int g) {
     constexpr Format f = format_of(T);
-    constexpr int bytes = f.record_bytes() / f.scale_groups;
+    constexpr int bytes = f.record_bytes() / f.scale_groups;  // of a group with its share of the scales
+    const uint8_t* ahead = panel + size_t(g) * bytes + kAheadBytes;
 #pragma GCC unroll 9
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(codes + kAheadBytes + i, 0, Passing ? 0 : 3);
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i, 0, Passing ? 0 : 3);
 }
 
-// The first bytes of a passing stream, which fetch_ahead skips.
+// The first bytes of a stream that few rows read, which fetch_ahead skips.
 static inline void fetch_start(const uint8_t* p) {
     for (int i = 0; i < kAheadBytes; i += 64) __builtin_prefetch(p + i, 0, 0);
 }

@@ -9,6 +9,6 @@ static void direct_unpacked(int rows, const uint8_t* panel, const uint8_t* tile,
     const int units = f.quantized() ? layout.groups : layout.k;
     for (int begin = 0; begin < units; begin += step) {
         int end = begin + step < units ? begin + step : units;
-        tile_any<T>(rows, unpack<T, true>(panel, layout.k, begin, end, buffer), begin, end, tile, layout, acc);
+        tile_any<T>(rows, unpack<T, false>(panel, layout.k, begin, end, buffer), begin, end, tile, layout, acc);
     }
 }

@@ -221,7 +221,7 @@ static void direct_groups(const uint8_t* panel, const uint8_t* tile, const TileL
     std::memset(acc, 0, sizeof(float) * R * kPanel);
     for (int g = 0; g < layout.groups; ++g) {
         const uint8_t *codes = panel + f.codes_at(g), *scales = panel + f.scales_at(g, layout.groups);
-        fetch_ahead<T>(codes);
+        fetch_ahead<T, true>(panel, g);
         const GroupRows rows(tile, layout, layout.aux[aux_of(f)], f.subgroups, g, 0);
 #pragma GCC unroll 4
         for (int lane = 0; lane < kPanel; lane += 4) {
@@ -270,31 +270,7 @@ static void tile_float(const float* w, int begin, int end, const float* x, int s
         }
 }
 
-template <Dtype T, int R>
-static inline void tile_rows(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                             int row, float* acc) {
-    if constexpr (format_of(T).quantized()) {
-        tile_groups<T, R>(weights, begin, end, tile, layout, row, acc);
-    } else {
-        const auto* w = reinterpret_cast<const float*>(weights);
-        const auto* x = reinterpret_cast<const float*>(tile + layout.floats) + row;
-        for (int half = 0; half < 2; ++half)
-            tile_float<R>(w + 8 * half, begin, end, x, layout.tile_rows, acc + 8 * half);
-    }
-}
-
-template <Dtype T>
-static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
-                     const TileLayout& layout, float* acc) {
-    if (begin == 0)
-        for (int chain = 0; chain < (format_of(T).quantized() ? 1 : 2); ++chain)
-            std::memset(acc + chain * kTileRows * kPanel, 0, sizeof(float) * size_t(rows) * kPanel);
-    int row = 0;
-    for (; row + 4 <= rows; row += 4) tile_rows<T, 4>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-    if (rows - row == 3) tile_rows<T, 3>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-    if (rows - row == 2) tile_rows<T, 2>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-    if (rows - row == 1) tile_rows<T, 1>(weights, begin, end, tile, layout, row, acc + row * kPanel);
-}
+#include "linear_rows_impl.h"
 
 template <Dtype T, bool Signed>
 static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, uint8_t* to) {
@@ -303,7 +279,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
         uint8_t* at = to;
         for (int g = begin; g < end; ++g, at += unpacked_bytes(f.subgroups, f.has_min)) {
             const uint8_t *codes = panel + f.codes_at(g), *scales = panel + f.scales_at(g, k / kGroup);
-            fetch_ahead<T>(codes);
+            fetch_ahead<T>(panel, g);
             auto* floats = reinterpret_cast<float*>(at + 512);
 #pragma GCC unroll 4
             for (int lane = 0; lane < kPanel; lane += 4) {

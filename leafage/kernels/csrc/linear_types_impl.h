@@ -1,6 +1,6 @@
 // The kernels of every weight type as a table. Included by linear_<isa>_impl.h, which defines
 //   template <Dtype T> void direct_any(rows, panel, tile, layout, acc);
-//   template <Dtype T, bool Signed> const uint8_t* unpack(panel, k, begin, end, to);  // where they are now
+//   template <Dtype T, bool Signed> const uint8_t* unpack(panel, k, begin, end, to);  // where they are now; Signed: for AMX
 //   template <Dtype T> void tile_any(rows, weights, begin, end, tile, layout, acc);
 
 //   void store_rows(args, first_row, rows, column, lanes, acc, two_chains);
@@ -16,7 +16,7 @@ struct TypeKernels {
 
 template <Dtype T>
 static constexpr TypeKernels kernels_of() {
-    return {direct_any<T>, unpack<T, false>, unpack<T, true>, tile_any<T>};
+    return {direct_any<T>, unpack<T, false>, unpack<T, LEAFAGE_HAS_AMX>, tile_any<T>};
 }
 
 static const TypeKernels& type_kernels(Dtype dtype) {

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -19,11 +20,17 @@ namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
 
+void want_huge_pages([[maybe_unused]] void* p, [[maybe_unused]] size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+}
+
 uint8_t* aligned_bytes(size_t bytes) {
     void* p = nullptr;
     size_t alignment = bytes >= kHugePage ? kHugePage : 64;
     if (posix_memalign(&p, alignment, size_t(round_up(int64_t(bytes), 64)) + 64) != 0) throw std::bad_alloc();
-    if (alignment == kHugePage) madvise(p, bytes, MADV_HUGEPAGE);
+    if (alignment == kHugePage) want_huge_pages(p, bytes);
     return static_cast<uint8_t*>(p);
 }
 
@@ -42,7 +49,7 @@ KVCache::KVCache(KVDtype dtype, int num_layers, int num_blocks, int block_size, 
                    -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<uint8_t*>(p);
-    madvise(p, num_bytes() + kHugePage, MADV_HUGEPAGE);
+    want_huge_pages(p, num_bytes() + kHugePage);
 }
 
 KVCache::~KVCache() { munmap(base_, num_bytes() + kHugePage); }
@@ -96,6 +103,7 @@ void Program::RopeTable::fill(int begin, int end) {
 }
 
 void Program::extend_ropes(const StepView& step) {
+    if (ropes_.empty()) return;
     constexpr int kRows = 128;
     const int need = *std::max_element(step.positions, step.positions + step.num_rows) + 1;
     for (RopeTable& rope : ropes_) {
@@ -174,6 +182,8 @@ void Program::copy_blocks(const std::vector<int32_t>& src, const std::vector<int
 }
 
 void Program::prepare(const StepView& step) {
+    static std::atomic<uint64_t> steps{0};
+    step_number_ = ++steps;
     items_.resize(size_t(step.num_items));
     for (int i = 0; i < step.num_items; ++i)
         items_[size_t(i)] = {step.item_rows[i], step.item_num_rows[i], step.item_starts[i],
@@ -252,7 +262,7 @@ void Program::execute_op(const Op& op, const StepView& step, int first, int rows
             break;
         case OpKind::kAttention:
             k.attention({kv_->layer(op.layer), in.data + op.column, in.width, out.data, out.width, op.num_heads, op.f0,
-                         op.f1, op.window, step.num_items, items_.data(), shared_.get(), shared_bytes_},
+                         op.f1, op.window, step.num_items, items_.data(), shared_.get(), shared_bytes_, step_number_},
                         worker);
             break;
         case OpKind::kActMul:

@@ -115,6 +115,7 @@ class Program {
     std::vector<Op> ops_;
     std::vector<RopeTable> ropes_;
     std::vector<AttentionItem> items_;
+    uint64_t step_number_ = 0;  // of all programs, so that threads can tell steps apart
     std::unique_ptr<uint8_t, FreeDeleter> arena_, shared_;
     size_t arena_bytes_ = 0, shared_bytes_ = 0;
 };

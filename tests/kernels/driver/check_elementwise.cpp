@@ -72,7 +72,8 @@ void check_elementwise(const Case& one, Run& run) {
 // Part of a program, not of the table: embed, then the rows that need logits, in slices.
 void check_select_logit_rows(const Case& one, Run& run) {
     const int vocab = one.rows("table"), width = one.columns("table"), rows = one.rows("ids");
-    PackedWeight table = pack(Dtype::F32, vocab, width, reinterpret_cast<const uint8_t*>(one.get<float>("table")), 1);
+    const RawWeight raw{Dtype::F32, vocab, width, reinterpret_cast<const uint8_t*>(one.get<float>("table"))};
+    const PackedWeight table = pack({raw}, 1)[0];
     constexpr int kSlice = 2;
     const int wanted = one.rows("logit_rows");
     StepView step{};

@@ -11,7 +11,7 @@ constexpr int kBatches[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 33};
 PackedWeight packed(int dtype, int rows, int cols, const Case& one, const std::string& key) {
     size_t expected = file_bytes(Dtype(dtype), rows, cols);
     if (one.at(key).count() != expected) throw std::runtime_error(one.name + ": " + key + " has a wrong size");
-    return pack(Dtype(dtype), rows, cols, one.get<uint8_t>(key), 1);
+    return pack({{Dtype(dtype), rows, cols, one.get<uint8_t>(key)}}, 1)[0];
 }
 
 }  // namespace

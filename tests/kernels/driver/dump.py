@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from leafage.kernels import reference, reference_attention, reference_linear, reference_sampling
-from leafage.kernels.native import rope_table
 from leafage.kernels.program import Rope
 from leafage.kernels.reference_attention import to_bf16
 from leafage.kernels.reference_sampling import SamplingRow
@@ -25,6 +24,14 @@ from tests.kernels.attention_cases import Sequences, error_bound
 from tests.kernels.weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
 
 MAGIC = b"leafage kernel vectors 1\n"
+
+
+def rope_table(rope: Rope, positions: int) -> np.ndarray:
+    """As RopeArgs.table: cosines, then sines, of each position; the angle is a float32 product."""
+    frequencies = np.asarray(rope.inv_freq, np.float32)
+    angles = (np.arange(positions, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * rope.scale
+    return np.ascontiguousarray(table, np.float32)
 
 
 class Vectors:
@@ -284,6 +291,9 @@ def attention(out: Vectors) -> None:
     attention_case(out, "prefill", prompt, [(0, 0, 100)], rng, (16, 32, 3, 1))
     for length in (1, 16, 17, 256, 257, 513):
         attention_case(out, f"decode at {length}", make([length], 1, 3, 64), [(0, length - 1, length)], rng)
+    for dtype in ("bfloat16", "int8"):  # rows of one table share what lies before them
+        rows = [(0, p, p + 1) for p in (520, 599, 530, 512, 545)]
+        attention_case(out, f"shared prefix, {dtype}", make([600], 3, 9, 64, dtype), rows, rng)
     long = make([700, 40], 2, 4, 32)
     pieces = [(0, 660, 680), (1, 0, 40), (0, 699, 700)]
     for window in (1, 16, 100, 256):
