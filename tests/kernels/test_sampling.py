@@ -270,7 +270,7 @@ def test_wrong_arguments_are_refused() -> None:
     state = SamplingState(10)
     plan = SamplingPlan(10, [state, state], [1, 0], [0], [0], [-1], [])
     sampler.run(plan, logits)
-    with pytest.raises(ValueError, match="expected logits of rows that the plan has"):
+    with pytest.raises(ValueError, match="expected logits of some of the plan's 2 rows, got rows 1 to 3"):
         sampler.run(plan, logits, 1)
     with pytest.raises(ValueError, match="expected writable logits of 10 columns"):
         sampler.run(plan, np.zeros((2, 11), np.float32))

@@ -118,7 +118,7 @@ def test_bad_configs_are_refused_by_name(
     ("change", "error", "match"),
     [
         ({"expert_count": 8}, UnsupportedError, r"llama\.expert_count \(mixture of experts\).*8"),
-        ({"attention.value_length": 32}, UnsupportedError, "different length; got 32"),
+        ({"attention.value_length": 32}, UnsupportedError, "another length than keys; got 32; limit: 16"),
         ({"attention.head_count_kv": [1, 2, 2]}, ModelFileError, r"bad llama\.attention\.head_count_kv"),
         ({"rope.scaling.type": "longrope", "rope.scaling.factor": 4.0}, UnsupportedError, "'longrope'"),
         ({"rope.freq_base": float("nan")}, ModelFileError, r"bad llama\.rope\.freq_base; got nan"),

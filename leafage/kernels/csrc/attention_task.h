@@ -483,9 +483,8 @@ class Attend {
         int hd = a_.kv.head_dim;
         for_rows(t, h, [&](int, int query, int head) {
             float* to = record(t, part, query, head);
-            std::memset(to, 0, sizeof(float) * size_t(hd));
+            std::memset(to, 0, sizeof(float) * size_t(hd + 2));
             to[hd] = kNoMax;
-            to[hd + 1] = 0;
         });
     }
 
