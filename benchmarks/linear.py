@@ -2,7 +2,7 @@
 
     python benchmarks/linear.py --types Q4_1 Q8_0 --rows 1 16 512 --threads 2
 
-GB/s counts the packed weights once per call, GOP/s two operations per multiply-add. Up to 8 rows,
+GB/s counts the packed weights once per call, GOP/s two operations per multiply-add. Up to 64 rows,
 `--footprint` megabytes of weights are visited in turn, so that none stays in a cache nearer than a whole
 model would.
 """
@@ -89,7 +89,7 @@ def main() -> None:
                     line = Linear(threads)
                     for m in args.rows:
                         x = rng.standard_normal((m, cols), dtype=np.float32)
-                        few = weights if m <= 8 else weights[:1]
+                        few = weights if m <= 64 else weights[:1]
                         t = seconds(line, x, few, args.budget, args.cpu_time)
                         rate, ops = weights[0].nbytes / t / 1e9, 2 * m * rows * cols / t / 1e9
                         shape = f"{rows}x{cols}"

@@ -171,9 +171,10 @@ LEAFAGE_INLINE void group_rows(const __m512i q[8], const __m512 d[2], const __m5
     }
 }
 
+// ahead: what is unpacked after these weights, fetched meanwhile, `ahead_bytes` for each group; or null.
 template <int Subgroups, bool Min, int R>
 static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                        size_t aux_at, float* out) {
+                        size_t aux_at, const uint8_t* ahead, int ahead_bytes, float* out) {
     const uint8_t* xq = tile + size_t(begin) * kTileRows * kGroup;
     const float* dx = reinterpret_cast<const float*>(tile + layout.dx) + begin * kTileRows;
     const uint8_t* aux = tile + aux_at + size_t(begin) * kTileRows * 4 * Subgroups;
@@ -181,6 +182,10 @@ static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + r * kPanel);
     for (int g = begin; g < end; ++g) {
+        if (ahead != nullptr) {
+            for (int i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(ahead + i);
+            ahead += ahead_bytes;
+        }
         __m512i q[8];
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) q[j] = _mm512_load_si512(weights + 64 * j);
@@ -279,7 +284,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
             __m512i q[8];
             __m512 d[2], min[2];
             const uint8_t* codes = panel + f.codes_at(g);
-            fetch_ahead<T>(panel, g);
+            if constexpr (Signed) fetch_ahead<T>(panel, g);  // for AMX; tile_groups does it otherwise
             load_codes<T, Signed>(codes, q);
             load_scales<T>(panel + f.scales_at(g, k / kGroup), g, d, min);
 #pragma GCC unroll 8
@@ -310,69 +315,89 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
 
 // Few rows: codes go from the panel through registers into the dot products.
 template <Dtype T, int R>
-static void direct(const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* out) {
+static void direct(const uint8_t* panel, const Stream& stream, const uint8_t* tile, const TileLayout& layout, float* out) {
     constexpr Format f = format_of(T);
     if constexpr (!f.quantized()) {
-        float_rows<T, R>(panel, 0, layout.k, reinterpret_cast<const float*>(tile + layout.floats), R, out);
+        const auto* x = reinterpret_cast<const float*>(tile + layout.floats);
+        float_rows<T, R < 8 ? R : 8>(panel, 0, layout.k, x, R, out);
+        if constexpr (R > 8) float_rows<T, R - 8>(panel, 0, layout.k, x + 8, R, out + 8 * kPanel);
     } else {
-        const int groups = layout.groups;
         const uint8_t* xq = tile;
         const float* dx = reinterpret_cast<const float*>(tile + layout.dx);
         const uint8_t* aux = tile + layout.aux[aux_of(f)];
         __m512 acc[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
-        for (int g = 0; g < groups; ++g) {
-            const uint8_t* codes = panel + f.codes_at(g);
-            fetch_ahead<T, true>(panel, g);
+        // Group i of a record of n groups; so little is left of a group of one row that addresses count.
+        auto group = [&](const uint8_t* record, int i, int n) __attribute__((always_inline)) {
+            fetch_passing<T>(record + i * kGroupBytes<T>, stream);
             __m512i q[8];
             __m512 d[2], min[2];
-            load_codes<T, false>(codes, q);
-            load_scales<T>(panel + f.scales_at(g, groups), g, d, min);
+            load_codes<T, false>(record + i * f.group_bytes(), q);
+            load_scales<T>(record + n * f.group_bytes(), i, d, min);
             group_rows<f.subgroups, f.has_min, R>(q, d, min, xq, dx, aux, R, acc);
             xq += R * kGroup;
             dx += R;
             aux += R * 4 * f.subgroups;
+        };
+        const uint8_t* record = panel;
+        int left = layout.groups;
+        for (; left >= f.scale_groups; left -= f.scale_groups, record += f.record_bytes()) {
+            if constexpr (f.scale_groups == 2) {
+                group(record, 0, 2);
+                group(record, 1, 2);
+            } else {
+                for (int i = 0; i < f.scale_groups; ++i) group(record, i, f.scale_groups);
+            }
         }
-#pragma GCC unroll 8
+        for (int i = 0; i < left; ++i) group(record, i, left);
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) _mm512_store_ps(out + r * kPanel, acc[r]);
     }
 }
 
 template <Dtype T, int R>
 static inline void tile_of(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
-                           float* acc) {
+                           const uint8_t* ahead, float* acc) {
     constexpr Format f = format_of(T);
     if constexpr (!f.quantized())
         tile_float<R>(weights, begin, end, tile, layout, acc);
     else
-        tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], acc);
+        tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], ahead,
+                                               kGroupBytes<T>, acc);
 }
 
 template <Dtype T>
 static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
-                     const TileLayout& layout, float* acc) {
+                     const TileLayout& layout, const uint8_t* ahead, float* acc) {
     switch (rows) {
-        case 1: return tile_of<T, 1>(weights, begin, end, tile, layout, acc);
-        case 2: return tile_of<T, 2>(weights, begin, end, tile, layout, acc);
+        case 1: return tile_of<T, 1>(weights, begin, end, tile, layout, ahead, acc);
+        case 2: return tile_of<T, 2>(weights, begin, end, tile, layout, ahead, acc);
         case 3:
-        case 4: return tile_of<T, 4>(weights, begin, end, tile, layout, acc);
-        case 6: return tile_of<T, 6>(weights, begin, end, tile, layout, acc);
-        case 8: return tile_of<T, 8>(weights, begin, end, tile, layout, acc);
-        case 12: return tile_of<T, 12>(weights, begin, end, tile, layout, acc);
-        default: return tile_of<T, 16>(weights, begin, end, tile, layout, acc);
+        case 4: return tile_of<T, 4>(weights, begin, end, tile, layout, ahead, acc);
+        case 6: return tile_of<T, 6>(weights, begin, end, tile, layout, ahead, acc);
+        case 8: return tile_of<T, 8>(weights, begin, end, tile, layout, ahead, acc);
+        case 10: return tile_of<T, 10>(weights, begin, end, tile, layout, ahead, acc);
+        case 12: return tile_of<T, 12>(weights, begin, end, tile, layout, ahead, acc);
+        case 14: return tile_of<T, 14>(weights, begin, end, tile, layout, ahead, acc);
+        default: return tile_of<T, 16>(weights, begin, end, tile, layout, ahead, acc);
     }
 }
 
 template <Dtype T>
-static void direct_any(int rows, const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* acc) {
+static void direct_any(int rows, const uint8_t* panel, const Stream& stream, const uint8_t* tile,
+                       const TileLayout& layout, float* acc) {
     switch (rows) {
-        case 1: return direct<T, 1>(panel, tile, layout, acc);
-        case 2: return direct<T, 2>(panel, tile, layout, acc);
-        case 3: return direct<T, 3>(panel, tile, layout, acc);
-        case 4: return direct<T, 4>(panel, tile, layout, acc);
-        case 6: return direct<T, 6>(panel, tile, layout, acc);
-        default: return direct<T, 8>(panel, tile, layout, acc);
+        case 1: return direct<T, 1>(panel, stream, tile, layout, acc);
+        case 2: return direct<T, 2>(panel, stream, tile, layout, acc);
+        case 3: return direct<T, 3>(panel, stream, tile, layout, acc);
+        case 4: return direct<T, 4>(panel, stream, tile, layout, acc);
+        case 6: return direct<T, 6>(panel, stream, tile, layout, acc);
+        case 8: return direct<T, 8>(panel, stream, tile, layout, acc);
+        case 10: return direct<T, 10>(panel, stream, tile, layout, acc);
+        case 12: return direct<T, 12>(panel, stream, tile, layout, acc);
+        case 14: return direct<T, 14>(panel, stream, tile, layout, acc);
+        default: return direct<T, 16>(panel, stream, tile, layout, acc);
     }
 }
 

@@ -6,18 +6,35 @@
 // How far ahead of the group in use its matrix is fetched: panels and groups follow each other in memory.
 constexpr int kAheadBytes = 6144;
 
-// Passing: weights that a step of few rows reads once must not push everything else out of the caches; what Python
-// does between steps took three times as long before.
-template <Dtype T, bool Passing = false>
+// Of a group of 32 inputs of a panel with its share of the scales.
+template <Dtype T>
+constexpr int kGroupBytes = format_of(T).record_bytes() / format_of(T).scale_groups;
+
+template <Dtype T>
 LEAFAGE_INLINE void fetch_ahead(const uint8_t* panel, int g) {
-    constexpr Format f = format_of(T);
-    constexpr int bytes = f.record_bytes() / f.scale_groups;  // of a group with its share of the scales
-    const uint8_t* ahead = panel + size_t(g) * bytes + kAheadBytes;
+    const uint8_t* ahead = panel + size_t(g) * kGroupBytes<T> + kAheadBytes;
 #pragma GCC unroll 9
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i, 0, Passing ? 0 : 3);
+    for (int i = 0; i < kGroupBytes<T>; i += 64) __builtin_prefetch(ahead + i);
 }
 
-// The first bytes of a stream that few rows read, which fetch_ahead skips.
+// Where the memory that a member reads goes on when its run of panels ends: at end + jump.
+struct Stream {
+    const uint8_t* end;
+    ptrdiff_t jump;
+};
+
+// Of weights that few rows read once: they must not push everything else out of the caches; what Python does
+// between steps took three times as long before.
+template <Dtype T>
+LEAFAGE_INLINE void fetch_passing(const uint8_t* group, const Stream& stream) {
+    const uint8_t* ahead = group + kAheadBytes;
+    ahead += ahead >= stream.end ? stream.jump : 0;
+    asm("" : "+r"(ahead));  // GCC would make two sets of addresses of it
+#pragma GCC unroll 9
+    for (int i = 0; i < kGroupBytes<T>; i += 64) __builtin_prefetch(ahead + i, 0, 0);
+}
+
+// The first bytes of a stream that few rows read, which fetch_passing skips.
 static inline void fetch_start(const uint8_t* p) {
     for (int i = 0; i < kAheadBytes; i += 64) __builtin_prefetch(p + i, 0, 0);
 }

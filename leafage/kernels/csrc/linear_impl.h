@@ -20,6 +20,14 @@
 namespace leafage {
 namespace LEAFAGE_ISA_NAMESPACE {
 
+// Up to here, weights go straight from the panel into the dot products.
+#if defined(LEAFAGE_AVX512)
+constexpr int kDirectRows = 16;
+constexpr int kDirectRowsBesideAmx = 8;  // whose tiles are faster beyond
+#else
+constexpr int kDirectRows = 8, kDirectRowsBesideAmx = 8;
+#endif
+
 // Row tiles of a call: all of tile_rows rows; only a tile's real rows are stored.
 struct RowTiles {
     const uint8_t* base;
@@ -34,87 +42,130 @@ struct RowTiles {
 };
 
 // Rows that a kernel computes for n real ones.
-static inline int kernel_rows(int n) { return n <= 4 ? n : n <= 6 ? 6 : n <= 8 ? 8 : n <= 12 ? 12 : 16; }
+static inline int kernel_rows(int n) { return n <= 4 ? n : n <= 6 ? 6 : n <= 8 ? 8 : n + n % 2; }
 
 // The lines that store_rows will write.
 static inline void prefetch_rows(const LinearArgs& a, int first_row, int rows, int column) {
     for (int r = 0; r < rows; ++r) __builtin_prefetch(a.out + size_t(first_row + r) * size_t(a.ldo) + column, 1);
 }
 
+// Real outputs of a panel.
+static inline int lanes_of(const PackedWeight& w, int panel) {
+    const int left = w.rows - panel * kPanel;
+    return left < kPanel ? left : kPanel;
+}
+
+static inline int num_panels(int num_weights, const PackedWeight* const* weights) {
+    int panels = 0;
+    for (int i = 0; i < num_weights; ++i) panels += weights[i]->panels;
+    return panels;
+}
+
+// A panel of several weights side by side.
+struct Panel {
+    const PackedWeight* weight;
+    int index, column;  // in its weight; its first output
+
+    Panel(const PackedWeight* const* weights, int number) : index(number), column(0) {
+        int i = 0;
+        for (; index >= weights[i]->panels; ++i) {
+            index -= weights[i]->panels;
+            column += weights[i]->rows;
+        }
+        weight = weights[i];
+        column += index * kPanel;
+    }
+    const uint8_t* data() const { return weight->panel(index); }
+};
+
+// The beginning of this member's run.
+static inline const uint8_t* first_panel(int num_weights, const PackedWeight* const* weights, const Worker& worker) {
+    return Panel(weights, int(int64_t(num_panels(num_weights, weights)) * worker.index / worker.count)).data();
+}
+
+// Few rows wait for memory: each member reads its panels as one stream, at whose end it fetches the next call's.
+static void few_rows(const LinearArgs& a, const RowTiles& x, Worker& worker) {
+    float* acc = reinterpret_cast<float*>(worker.scratch + kUnpackBytes);
+    const int end = worker.first_of_run(worker.index + 1);
+    for (int first, last; worker.next_of_run(first, last);)
+        for (int number = first; number < last; ++number) {
+            const Panel panel(a.weights, number);
+            const PackedWeight& w = *panel.weight;
+            // Panels follow each other in memory up to the end of the matrix or of the run.
+            const int in_matrix = w.panels - panel.index, in_run = number < end ? end - number : in_matrix;
+            Stream stream{panel.data() + size_t(in_matrix < in_run ? in_matrix : in_run) * w.panel_bytes, 0};
+            if (in_matrix < in_run)
+                stream.jump = Panel(a.weights, number + in_matrix).data() - stream.end;
+            else if (number < end && a.num_next > 0)
+                stream.jump = first_panel(a.num_next, a.next, worker) - stream.end;
+            type_kernels(w.dtype).direct(x.layout.tile_rows, panel.data(), stream, x.base, x.layout, acc);
+            store_rows(a, 0, x.rows, panel.column, lanes_of(w, panel.index), acc, !w.format().quantized());
+        }
+}
+
 // One panel against the row tiles [first_tile, end_tile).
-static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_index, int column, const RowTiles& x,
-                      int first_tile, int end_tile, Worker& worker) {
+static void run_panel(const LinearArgs& a, const Panel& panel, const RowTiles& x, int first_tile, int end_tile,
+                      Worker& worker) {
+    const PackedWeight& w = *panel.weight;
     const TypeKernels& type = type_kernels(w.dtype);
     const Format& f = w.format();
-    const uint8_t* panel = w.panel(panel_index);
-    const int lanes = w.rows - panel_index * kPanel < kPanel ? w.rows - panel_index * kPanel : kPanel;
+    const int lanes = lanes_of(w, panel.index);
     const TileLayout& layout = x.layout;
     float* acc = reinterpret_cast<float*>(worker.scratch + kUnpackBytes);
-    if (layout.tile_rows <= kDirectRows) {
-        type.direct(layout.tile_rows, panel, x.base, layout, acc);
-        store_rows(a, 0, x.rows, column, lanes, acc, !f.quantized());
-        return;
-    }
     uint8_t* unpacked = worker.scratch;
     const int units = f.quantized() ? layout.groups : layout.k;  // of k
     const int step = f.quantized() ? kUnpackGroups : kUnpackFloats;
     for (int begin = 0; begin < units; begin += step) {
         const int end = begin + step < units ? begin + step : units;
         const bool amx = x.amx && f.quantized();
-        const uint8_t* weights = (amx ? type.unpack_signed : type.unpack)(panel, layout.k, begin, end, unpacked);
+        const uint8_t* weights = (amx ? type.unpack_signed : type.unpack)(panel.data(), layout.k, begin, end, unpacked);
+        const uint8_t* ahead = panel.data() + (f.quantized() ? size_t(end) * size_t(w.panel_bytes / size_t(units)) : 0);
         auto* amx_tile = amx ? x.amx->tile[f.subgroups - 1][f.has_min] : nullptr;
         for (int t = first_tile; t < end_tile; ++t) {
             const int rows = x.rows_of(t);
             const uint8_t* tile = x.base + size_t(t) * layout.bytes;
             float* tile_acc = acc + (t - first_tile) * 2 * kTileRows * kPanel;
-            if (end == units) prefetch_rows(a, t * kTileRows, rows, column);
+            if (end == units) prefetch_rows(a, t * kTileRows, rows, panel.column);
             if (amx)
                 amx_tile(weights, begin, end, tile, layout, layout.aux[aux_of(f)], tile_acc);
             else
-                type.tile(kernel_rows(rows), weights, begin, end, tile, layout, tile_acc);
-            if (end == units) store_rows(a, t * kTileRows, rows, column, lanes, tile_acc, !f.quantized());
+                type.tile(kernel_rows(rows), weights, begin, end, tile, layout, t == first_tile ? ahead : nullptr, tile_acc);
+            if (end == units) store_rows(a, t * kTileRows, rows, panel.column, lanes, tile_acc, !f.quantized());
         }
     }
 }
 
-// How many panels a task has. Few rows wait for memory, which wants long runs: a new run starts with nothing
-// fetched, and what was fetched ahead at its end is another thread's. Many rows compute: smaller tasks, so that a
-// delayed thread costs little.
-static inline int panels_per_task(int panels, int row_blocks, size_t panel_bytes, bool direct, int threads) {
-    if (threads == 1) return panels;
-    int tasks = threads * 8 / row_blocks;
-    if (direct) {
-        const int64_t per_thread = int64_t(panels) * int64_t(panel_bytes) / threads;
-        tasks = threads * int(per_thread < kRunBytes ? 1 : per_thread / kRunBytes);
+// Many rows compute: a task is a run of panels against a block of row tiles, small enough that a delayed thread costs
+// little.
+static void many_rows(const LinearArgs& a, const RowTiles& x, Worker& worker) {
+    if (x.amx) x.amx->begin();
+    const int panels = num_panels(a.num_weights, a.weights);
+    const int row_blocks = int(ceil_div(x.count, kBlockTiles)), wanted = worker.count * 8 / row_blocks;
+    const int run = worker.count == 1 || wanted < 1 ? panels : int(ceil_div(panels, wanted));
+    const int runs = int(ceil_div(panels, run));
+    for (int64_t task; (task = worker.take()) < int64_t(runs) * row_blocks;) {
+        const int first_tile = int(task / runs) * kBlockTiles;
+        const int end_tile = first_tile + kBlockTiles < x.count ? first_tile + kBlockTiles : x.count;
+        const int begin = int(task % runs) * run, end = begin + run < panels ? begin + run : panels;
+        for (int p = begin; p < end; ++p) run_panel(a, Panel(a.weights, p), x, first_tile, end_tile, worker);
     }
-    return tasks < 1 ? panels : int(ceil_div(panels, tasks));
-}
-
-// The panel with number `index` of all weights.
-static inline const uint8_t* find_panel(const LinearArgs& a, int index) {
-    int i = 0;
-    for (; index >= a.weights[i]->panels; ++i) index -= a.weights[i]->panels;
-    return a.weights[i]->panel(index);
+    if (x.amx) x.amx->end();
 }
 
 static void linear(const LinearArgs& a, Worker& worker) {
     if (a.rows <= 0) return;
     const int k = a.weights[0]->cols;
-    const bool direct = a.rows <= kDirectRows;
     unsigned mask = 0;
-    int panels = 0;
-    for (int i = 0; i < a.num_weights; ++i) {
-        mask |= 1u << aux_of(a.weights[i]->format());
-        panels += a.weights[i]->panels;
+    for (int i = 0; i < a.num_weights; ++i) mask |= 1u << aux_of(a.weights[i]->format());
+    const bool amx = LEAFAGE_HAS_AMX && mask != 1u << kFloatRows && amx_kernels() != nullptr;
+    const bool few = a.rows <= (amx ? kDirectRowsBesideAmx : kDirectRows);
+    if (few) {
+        worker.begin_runs(num_panels(a.num_weights, a.weights));
+        fetch_start(first_panel(a.num_weights, a.weights, worker));
     }
-    const size_t panel_bytes = a.weights[0]->panel_bytes;
-    if (direct) {  // the beginning of this thread's first task
-        const int first = worker.index * panels_per_task(panels, 1, panel_bytes, direct, worker.count);
-        if (first < panels) fetch_start(find_panel(a, first));
-    }
-    const int tile_rows = direct ? kernel_rows(a.rows) : kTileRows;
+    const int tile_rows = few ? kernel_rows(a.rows) : kTileRows;
     RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), nullptr};
-    if (LEAFAGE_HAS_AMX && a.rows > kDirectRows && mask != 1u << kFloatRows) x.amx = amx_kernels();
+    if (amx && !few) x.amx = amx_kernels();
     if (a.rows <= kPrivateRows && x.layout.bytes <= kPrivateBytes) {
         // Cheaper for every thread to quantize the few rows itself than to wait for the others.
         uint8_t* tile = worker.scratch + kUnpackBytes + kAccBytes;
@@ -130,29 +181,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
         }
         worker.barrier();
     }
-
-    if (x.amx) x.amx->begin();
-    // A task is a run of panels against a block of row tiles.
-    const int row_blocks = int(ceil_div(x.count, kBlockTiles));
-    const int run = panels_per_task(panels, row_blocks, panel_bytes, direct, worker.count);
-    const int runs = int(ceil_div(panels, run));
-    // The first task of each thread is its own, so that it could be fetched ahead.
-    for (int64_t task = worker.index; task < int64_t(runs) * row_blocks; task = worker.count + worker.take()) {
-        int first_tile = int(task / runs) * kBlockTiles;
-        int end_tile = first_tile + kBlockTiles < x.count ? first_tile + kBlockTiles : x.count;
-        int begin = int(task % runs) * run, end = begin + run < panels ? begin + run : panels;
-        int base = 0, column = 0;
-        for (int i = 0; i < a.num_weights; ++i) {
-            const PackedWeight& w = *a.weights[i];
-            int from = begin - base > 0 ? begin - base : 0;
-            int to = end - base < w.panels ? end - base : w.panels;
-            for (int p = from; p < to; ++p)
-                run_panel(a, w, p, column + p * kPanel, x, first_tile, end_tile, worker);
-            base += w.panels;
-            column += w.rows;
-        }
-    }
-    if (x.amx) x.amx->end();
+    few ? few_rows(a, x, worker) : many_rows(a, x, worker);
 }
 
 // Every line that holds something of a row: a row is one lane of its panel, spread over all of its lines.

@@ -53,10 +53,8 @@ struct TileLayout {
 };
 
 constexpr int kTileRows = 16;
-constexpr int kDirectRows = 8;      // up to here weights are used straight from the panel
 constexpr int kPrivateRows = 4;     // up to here every thread quantizes all rows itself
 constexpr int kBlockTiles = 16;     // row tiles that share one unpacked panel
-constexpr int64_t kRunBytes = 128 << 10;  // of weights in a task of few rows
 constexpr int kUnpackGroups = 24;   // groups unpacked at a time; a multiple of 8
 constexpr int kUnpackFloats = 256;  // float inputs unpacked at a time; even
 

@@ -216,12 +216,13 @@ static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_
 
 // Straight from the panel.
 template <Dtype T, int R>
-static void direct_groups(const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* acc) {
+static void direct_groups(const uint8_t* panel, const Stream& stream, const uint8_t* tile, const TileLayout& layout,
+                          float* acc) {
     constexpr Format f = format_of(T);
     std::memset(acc, 0, sizeof(float) * R * kPanel);
     for (int g = 0; g < layout.groups; ++g) {
         const uint8_t *codes = panel + f.codes_at(g), *scales = panel + f.scales_at(g, layout.groups);
-        fetch_ahead<T, true>(panel, g);
+        fetch_passing<T>(panel + size_t(g) * kGroupBytes<T>, stream);
         const GroupRows rows(tile, layout, layout.aux[aux_of(f)], f.subgroups, g, 0);
 #pragma GCC unroll 4
         for (int lane = 0; lane < kPanel; lane += 4) {
@@ -319,18 +320,19 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
 #include "linear_direct_impl.h"
 
 template <Dtype T>
-static void direct_any(int rows, const uint8_t* panel, const uint8_t* tile, const TileLayout& layout, float* acc) {
+static void direct_any(int rows, const uint8_t* panel, const Stream& stream, const uint8_t* tile,
+                       const TileLayout& layout, float* acc) {
     if constexpr (format_of(T).quantized()) {
         switch (rows) {
-            case 1: return direct_groups<T, 1>(panel, tile, layout, acc);
-            case 2: return direct_groups<T, 2>(panel, tile, layout, acc);
-            case 3: return direct_groups<T, 3>(panel, tile, layout, acc);
-            case 4: return direct_groups<T, 4>(panel, tile, layout, acc);
-            case 6: return direct_groups<T, 6>(panel, tile, layout, acc);
-            default: return direct_groups<T, 8>(panel, tile, layout, acc);
+            case 1: return direct_groups<T, 1>(panel, stream, tile, layout, acc);
+            case 2: return direct_groups<T, 2>(panel, stream, tile, layout, acc);
+            case 3: return direct_groups<T, 3>(panel, stream, tile, layout, acc);
+            case 4: return direct_groups<T, 4>(panel, stream, tile, layout, acc);
+            case 6: return direct_groups<T, 6>(panel, stream, tile, layout, acc);
+            default: return direct_groups<T, 8>(panel, stream, tile, layout, acc);
         }
     } else {
-        direct_unpacked<T>(rows, panel, tile, layout, acc);
+        direct_unpacked<T>(rows, panel, stream, tile, layout, acc);
     }
 }
 

@@ -123,7 +123,7 @@ static inline void group_rows(int rows, const uint8_t* group, int g, const uint8
 
 template <Dtype T>
 static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
-                     const TileLayout& layout, float* acc) {
+                     const TileLayout& layout, const uint8_t*, float* acc) {
     constexpr Format f = format_of(T);
     constexpr int odd = kTileRows * kPanel;
     if (begin == 0) std::memset(acc, 0, sizeof(float) * size_t(rows) * kPanel);

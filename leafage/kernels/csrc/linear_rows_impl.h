@@ -18,7 +18,7 @@ static inline void tile_rows(const uint8_t* weights, int begin, int end, const u
 
 template <Dtype T>
 static void tile_any(int rows, const uint8_t* weights, int begin, int end, const uint8_t* tile,
-                     const TileLayout& layout, float* acc) {
+                     const TileLayout& layout, const uint8_t*, float* acc) {
     if (begin == 0)
         for (int chain = 0; chain < (format_of(T).quantized() ? 1 : 2); ++chain)
             std::memset(acc + chain * kTileRows * kPanel, 0, sizeof(float) * size_t(rows) * kPanel);

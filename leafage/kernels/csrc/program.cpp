@@ -127,6 +127,12 @@ size_t Program::num_bytes() const {
 void Program::finish(int max_k, int max_heads, int head_dim) {
     shared_bytes_ = std::max(linear_shared_bytes(max_rows_, max_k), attention_shared_bytes(max_rows_, max_heads, head_dim));
     shared_.reset(aligned_bytes(shared_bytes_));
+    int next = -1;
+    for (int i = int(ops_.size()) - 1; i >= 0; --i) {
+        if (ops_[size_t(i)].kind != OpKind::kLinear) continue;
+        ops_[size_t(i)].next = next;
+        next = i;
+    }
 }
 
 float* Program::logits() const { return buffers_.back().data; }
@@ -242,11 +248,16 @@ void Program::execute_op(const Op& op, const StepView& step, int first, int rows
                         op.vec.data(), op.f0, op.num_heads},
                        worker);
             break;
-        case OpKind::kLinear:
-            k.linear({in.data, in.width, rows, int(op.weights.size()), op.weights.data(), out.data, out.width,
-                      op.vec.empty() ? nullptr : op.vec.data(), op.flag, shared_.get()},
-                     worker);
+        case OpKind::kLinear: {
+            LinearArgs args{in.data, in.width, rows, int(op.weights.size()), op.weights.data(), out.data, out.width,
+                            op.vec.empty() ? nullptr : op.vec.data(), op.flag, shared_.get()};
+            if (op.next >= 0) {
+                args.num_next = int(ops_[size_t(op.next)].weights.size());
+                args.next = ops_[size_t(op.next)].weights.data();
+            }
+            k.linear(args, worker);
             break;
+        }
         case OpKind::kAdd:
             k.add({in.data, buffers_[size_t(op.in2)].data, rows, in.width}, worker);
             break;

@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 
@@ -28,11 +29,11 @@ constexpr int kIdleSpins = 64;  // before it looks at the clock, and lets anothe
 
 }  // namespace
 
-Team::Team(int num_threads, size_t scratch_bytes) : count_(num_threads), scratch_bytes_(scratch_bytes) {
+Team::Team(int num_threads, size_t scratch_bytes) : count_(num_threads), runs_(new Run[size_t(num_threads)]) {
     for (int i = 0; i < count_; ++i) {
         void* p = nullptr;
         if (posix_memalign(&p, 64, scratch_bytes + 64) != 0) throw std::bad_alloc();
-        scratch_.push_back(static_cast<uint8_t*>(p));
+        workers_.push_back({this, i, count_, static_cast<uint8_t*>(p), scratch_bytes});
     }
     for (int i = 1; i < count_; ++i) threads_.emplace_back([this, i] { loop(i); });
 }
@@ -45,12 +46,12 @@ Team::~Team() {
     }
     wake_.notify_all();
     for (auto& thread : threads_) thread.join();
-    for (auto* p : scratch_) std::free(p);
+    for (Worker& worker : workers_) std::free(worker.scratch);
 }
 
 void Team::loop(int index) {
     uint64_t seen = 0;
-    Worker worker{this, index, count_, scratch_[index], scratch_bytes_};
+    Worker& worker = workers_[size_t(index)];
     for (;;) {
         const auto until = std::chrono::steady_clock::now() + kIdle;
         while (generation_.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < until) {
@@ -73,7 +74,6 @@ void Team::loop(int index) {
 void Team::run(const std::function<void(Worker&)>& body) {
     using Clock = std::chrono::steady_clock;
     auto start = Clock::now();
-    Worker worker{this, 0, count_, scratch_[0], scratch_bytes_};
     ticket_.store(0, std::memory_order_relaxed);
     if (count_ > 1) {
         body_ = &body;
@@ -84,7 +84,7 @@ void Team::run(const std::function<void(Worker&)>& body) {
             wake_.notify_all();
         }
     }
-    body(worker);
+    body(workers_[0]);
     wait_barrier();
     seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -111,5 +111,64 @@ void Team::wait_barrier() {
 void Worker::barrier() { team->wait_barrier(); }
 
 int64_t Worker::take() { return team->ticket_.fetch_add(1, std::memory_order_relaxed); }
+
+namespace {
+
+constexpr int kTaskBits = 24;
+constexpr uint64_t kTaskMask = (uint64_t(1) << kTaskBits) - 1;
+
+constexpr uint64_t pack_run(uint32_t number, int begin, int end) {
+    return uint64_t(number) << (2 * kTaskBits) | uint64_t(begin) << kTaskBits | uint64_t(end);
+}
+constexpr int begin_of(uint64_t run) { return int(run >> kTaskBits & kTaskMask); }
+constexpr int end_of(uint64_t run) { return int(run & kTaskMask); }
+
+// A take is a locked instruction, which waits for all stores before it, and so does the line of another member's run:
+// short runs are taken whole, of long ones a quarter of what is left.
+constexpr int kWholeRun = 32, kLeastTake = 8;
+// Fewer are on their way into the caches of their owner already.
+constexpr int kLeastStolen = 4;
+
+}  // namespace
+
+void Worker::begin_runs(int n) {
+    tasks = n;
+    share = n <= kWholeRun * count ? Share::kWhole : Share::kParts;
+    if (share == Share::kParts) ++num_shared_runs;
+}
+
+bool Worker::next_of_run(int& first, int& last) {
+    if (share != Share::kParts) {
+        first = first_of_run(index);
+        last = first_of_run(index + 1);
+        const bool some = share == Share::kWhole && first < last;
+        share = Share::kNothing;
+        return some;
+    }
+    std::atomic<uint64_t>& own = team->runs_[size_t(index)].value;
+    for (int i = 0; i < count;) {
+        const int owner = (index + i) % count;
+        std::atomic<uint64_t>& run = team->runs_[size_t(owner)].value;
+        uint64_t seen = run.load(std::memory_order_relaxed);
+        // Whoever comes first makes the run: a member that is late must not hold up the others.
+        const bool made = (seen >> 2 * kTaskBits) == (num_shared_runs & 0xffff);
+        const int begin = made ? begin_of(seen) : first_of_run(owner);
+        const int end = made ? end_of(seen) : first_of_run(owner + 1);
+        if (end - begin < (i == 0 ? 1 : kLeastStolen)) {
+            ++i;
+        } else if (i == 0) {
+            first = begin;
+            last = std::min(end, begin + std::max(kLeastTake, (end - begin) / 4));
+            if (run.compare_exchange_weak(seen, pack_run(num_shared_runs, last, end), std::memory_order_relaxed)) return true;
+        } else {
+            const int middle = begin + (end - begin) / 2;
+            if (run.compare_exchange_weak(seen, pack_run(num_shared_runs, begin, middle), std::memory_order_relaxed)) {
+                own.store(pack_run(num_shared_runs, middle, end), std::memory_order_relaxed);
+                i = 0;
+            }
+        }
+    }
+    return false;
+}
 
 }  // namespace leafage

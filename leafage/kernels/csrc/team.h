@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,7 +14,7 @@ namespace leafage {
 class Team;
 
 // What a member knows of itself inside Team::run. Ops get one and split their work by it.
-struct Worker {
+struct alignas(64) Worker {
     Team* team;
     int index;       // 0 .. count-1; 0 is the calling thread
     int count;
@@ -25,6 +26,19 @@ struct Worker {
     // The next task number (0, 1, 2, ...) that no member has taken since the last barrier. Results must not
     // depend on who takes which task.
     int64_t take();
+
+    // Another way to share tasks, for those that read one stream of memory: a run of task numbers for each member,
+    // who takes them in order, and half of what another one has left when its own are done. All members call
+    // begin_runs with the same number of tasks (below 2^24), then next_of_run until there is none: first .. last - 1.
+    void begin_runs(int tasks);
+    bool next_of_run(int& first, int& last);
+    // The first task of a member's run, or `tasks` for the member after the last one.
+    int first_of_run(int member) const { return int(int64_t(tasks) * member / count); }
+
+    enum class Share { kNothing, kWhole, kParts };
+    Share share = Share::kNothing;  // how the runs of the last begin_runs are taken
+    int tasks = 0;
+    uint32_t num_shared_runs = 0;  // calls of begin_runs that were taken in parts
 };
 
 class Team {
@@ -43,13 +57,15 @@ class Team {
 
   private:
     friend struct Worker;
+    // What is left of a member's run: begin and end of 24 bits each, behind 16 bits of num_shared_runs.
+    struct alignas(64) Run { std::atomic<uint64_t> value{0}; };
     void loop(int index);
     void wait_barrier();
 
     int count_;
-    size_t scratch_bytes_;
-    std::vector<uint8_t*> scratch_;
+    std::vector<Worker> workers_;
     std::vector<std::thread> threads_;
+    std::unique_ptr<Run[]> runs_;
     const std::function<void(Worker&)>* body_ = nullptr;
     std::mutex mutex_;
     std::condition_variable wake_;
