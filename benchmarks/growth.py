@@ -1,6 +1,6 @@
 """How time grows: a decode step with batch and context, a scheduler step with the running sequences.
 
-    python benchmarks/growth.py --json docs/performance/growth.json     # 2 minutes on an idle machine
+    python benchmarks/growth.py --json docs/performance/growth.json     # about 80 s on an idle machine
 
 Decode runs the real executor on batches made by hand, over a KV pool full of ordinary numbers: no prompt has
 to be computed first. The scheduler is the real one, with an executor that answers at once.

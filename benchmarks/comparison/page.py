@@ -46,9 +46,9 @@ def _machine(compare: dict[str, Any]) -> str:
 
 def _row(row: dict[str, Any]) -> Sequence[str]:
     """The cells of `show`, with units and notes where they belong in a page."""
-    title, against, unit, ours, theirs, value, *rest = show.cells(Row.from_dict(row))
+    title, against, unit, _, _, value, *rest = show.cells(Row.from_dict(row))
     title += f"<br>{row['note']}" if row["note"] else ""
-    ours, theirs = (f"{cell} {unit}".rstrip() if cell else "" for cell in (ours, theirs))
+    ours, theirs = (_spread(row[side], f" {unit}") for side in ("ours", "theirs"))
     return (title, against, ours, theirs, f"**{value}**" if value else "", *rest)
 
 

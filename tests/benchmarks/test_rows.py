@@ -140,6 +140,11 @@ def test_every_row_has_a_name_and_can_be_shown() -> None:
         assert row.title in page._table(page.COLUMNS, [page._row(row.as_dict())])
 
 
+def test_in_the_page_units_stand_behind_medians() -> None:
+    row = Row("w1", "W1", "", "tok/s", ours=[300.0, 310.0], theirs=[100.0], values=[3.0, 3.1])
+    assert page._row(row.as_dict())[2:5] == ("305 tok/s (300-310)", "100 tok/s", "**3.05x (3.00-3.10)**")
+
+
 GROWTH = {
     "date": "2026-01-01T00:00:00",
     "machine": {"cpu": "a CPU", "threads": 2},

@@ -215,12 +215,10 @@ GRAFTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("grafts", GRAFTS.values(), ids=GRAFTS.keys())
-def test_rows_that_share_a_prefix_have_the_bits_of_rows_alone(
-    variant: str, shape: str, grafts: list[tuple[int, int, int]]
+def check_grafted(
+    variant: str, shape: str, grafts: list[tuple[int, int, int]], threads: list[int], shared_bytes: int = 0
 ) -> None:
+    """Decode rows of all sequences and a few rows of a prompt: the same bits together and alone."""
     count = max(item for item, _, _ in grafts) + 2
     lengths = [770 + 37 * i % 300 for i in range(count)]
     sequences = make(shape, lengths)
@@ -230,12 +228,34 @@ def test_rows_that_share_a_prefix_have_the_bits_of_rows_alone(
     pieces = [(i, length - 1, length) for i, length in enumerate(lengths)]
     pieces.insert(3, (0, 700, 720))  # rows of a prompt take no part
 
-    def run(some: list[tuple[int, int, int]], threads: int) -> np.ndarray:
+    def run(some: list[tuple[int, int, int]], **options: int) -> np.ndarray:
         q, inputs = sequences.step(tables, some)
         scale = sequences.head_dim**-0.5
-        out = native_attention.attention(q, layer, inputs, scale=scale, num_threads=threads, variant=variant)
+        out = native_attention.attention(q, layer, inputs, scale=scale, variant=variant, **options)
         return out.view(np.uint32)
 
-    alone = np.concatenate([run([piece], 1) for piece in pieces])
-    for threads in (1, 2, 3):
-        np.testing.assert_array_equal(run(pieces, threads), alone)
+    alone = np.concatenate([run([piece]) for piece in pieces])
+    for num_threads in threads:
+        together = run(pieces, num_threads=num_threads, shared_bytes=shared_bytes)
+        np.testing.assert_array_equal(together, alone, f"{num_threads} threads")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("grafts", GRAFTS.values(), ids=GRAFTS.keys())
+def test_rows_that_share_a_prefix_have_the_bits_of_rows_alone(
+    variant: str, shape: str, grafts: list[tuple[int, int, int]]
+) -> None:
+    check_grafted(variant, shape, grafts, [1, 2, 3])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", ["smollm2", "mha", "mha-int8"])
+@pytest.mark.parametrize("states", [0, 1, 2, 4, 7, 9, 30])
+def test_a_prefix_without_room_for_all_its_rows_changes_no_bit(variant: str, shape: str, states: int) -> None:
+    """Three prefixes of 6, 6 and 2 rows, and memory for the states of so many rows."""
+    grafts = [(i, 0, 512) for i in range(1, 6)] + [(i, 7, 256) for i in range(8, 13)] + [(14, 13, 768)]
+    _, num_heads, head_dim, _ = SHAPES[shape]
+    state = num_heads * (head_dim + 16) * 4
+    # States take half of the memory. On 8 threads sharing by two rows does not pay: no fewer rounds of tasks.
+    check_grafted(variant, shape, grafts, [1, 2, 8], 2 * states * state + 64)

@@ -1,5 +1,4 @@
-// The work of one task: some rows of one item, or one row of each of several that share a prefix; some KV heads, a
-// run of partitions.
+// One task: some rows of one item, or one row of each of several that share a prefix; some KV heads and partitions.
 #pragma once
 #include <type_traits>
 

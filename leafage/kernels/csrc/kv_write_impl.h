@@ -26,7 +26,7 @@ static void write_bf16(const KVLayer& kv, const Runs& runs, const float* x, int 
 }
 
 // q and the scale of one head.
-static float quantize_head(const float* x, int hd, int8_t* q) {
+static float quantize_head(const float* x, int hd, int8_t (&q)[kMaxHeadDim]) {
     uint32_t most = 0;  // as bits: not finite is larger than finite
     for (int d = 0; d < hd; ++d) {
         uint32_t bits;
@@ -39,7 +39,7 @@ static float quantize_head(const float* x, int hd, int8_t* q) {
     float scale = absmax / 127.0f;
     bool finite = most < 0x7f800000u;
     if (!finite || scale < FLT_MIN) {
-        std::memset(q, 0, size_t(hd));
+        std::memset(q, 0, sizeof q);
         return finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
     }
     float inverse = 1.0f / scale;

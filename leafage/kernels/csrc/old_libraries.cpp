@@ -1,4 +1,4 @@
-// Lets a wheel that is built with a new compiler load beside the C and C++ libraries of older systems (glibc 2.28,
+// Lets a wheel that is built with a new compiler load beside the C and C++ libraries of older systems (glibc 2.27,
 // libstdc++ of GCC 8). Only built with -DLEAFAGE_MANYLINUX=ON, by scripts/wheel, whose check names any symbol that is
 // still too new.
 //
