@@ -21,6 +21,7 @@ struct LinearArgs {
     const float* bias;  // over all outputs, or null
     bool accumulate;
     uint8_t* shared;  // linear_shared_bytes(args of the largest call) bytes, 64-byte aligned, shared by the team
+    bool precise = false;  // finer activations for one more dot product a group; linear_layout.h
 };
 
 struct EmbedArgs {

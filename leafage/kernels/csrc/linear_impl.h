@@ -61,8 +61,9 @@ static void run_panel(const LinearArgs& a, const PackedWeight& w, int panel_inde
     for (int begin = 0; begin < units; begin += step) {
         const int end = begin + step < units ? begin + step : units;
         const bool amx = x.amx && f.quantized();
-        const uint8_t* weights = (amx ? type.unpack_signed : type.unpack)(panel, layout.k, begin, end, unpacked);
-        auto* amx_tile = amx ? x.amx->tile[f.subgroups - 1][f.has_min] : nullptr;
+        const bool with_sign = amx && !layout.precise;  // what is added to AMX's products needs unsigned codes
+        const uint8_t* weights = (with_sign ? type.unpack_signed : type.unpack)(panel, layout.k, begin, end, unpacked);
+        auto* amx_tile = amx ? x.amx->tile[layout.precise][f.subgroups - 1][f.has_min] : nullptr;
         for (int t = first_tile; t < end_tile; ++t) {
             const int rows = x.rows_of(t);
             const uint8_t* tile = x.base + size_t(t) * layout.bytes;
@@ -107,6 +108,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
         mask |= 1u << aux_of(a.weights[i]->format());
         panels += a.weights[i]->panels;
     }
+    if (a.precise && (mask & kQuantizedMask)) mask |= 1u << kPrecise;
     const size_t panel_bytes = a.weights[0]->panel_bytes;
     if (direct) {  // the beginning of this thread's first task
         const int first = worker.index * panels_per_task(panels, 1, panel_bytes, direct, worker.count);

@@ -244,7 +244,7 @@ void Program::execute_op(const Op& op, const StepView& step, int first, int rows
             break;
         case OpKind::kLinear:
             k.linear({in.data, in.width, rows, int(op.weights.size()), op.weights.data(), out.data, out.width,
-                      op.vec.empty() ? nullptr : op.vec.data(), op.flag, shared_.get()},
+                      op.vec.empty() ? nullptr : op.vec.data(), op.flag, shared_.get(), op.precise},
                      worker);
             break;
         case OpKind::kAdd:

@@ -47,7 +47,7 @@ struct Op {
     float f0 = 0, f1 = 0;
     int layer = 0, column = 0, column2 = 0, num_heads = 0, head_dim = 0, window = 0;
     int rope = -1;
-    bool flag = false;
+    bool flag = false, precise = false;
     Activation activation = Activation::kSilu;
 };
 
