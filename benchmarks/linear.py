@@ -39,18 +39,23 @@ def weights_of(dtype: str, rows: int, cols: int, footprint: float) -> list[_nati
 
 
 def seconds(
-    line: Linear, x: np.ndarray, weights: list[_native.PackedWeight], budget: float, cpu: bool
+    line: Linear,
+    x: np.ndarray,
+    weights: list[_native.PackedWeight],
+    budget: float,
+    cpu: bool,
+    precise: bool,
 ) -> float:
     """Best time of one call."""
     clock = time.process_time if cpu else time.perf_counter
     memory = np.zeros(len(x) * weights[0].rows + 16, np.float32)
     start_at = -memory.ctypes.data % 64 // 4  # on a cache line, as a program's buffers are
     out = memory[start_at : start_at + len(x) * weights[0].rows].reshape(len(x), -1)
-    line.repeat(x, weights[:1], out, 1)
+    line.repeat(x, weights[:1], out, 1, precise)
     best, begin = float("inf"), time.perf_counter()
     while time.perf_counter() - begin < budget:
         start = clock()
-        line.repeat(x, weights, out, 1)
+        line.repeat(x, weights, out, 1, precise)
         best = min(best, (clock() - start) / len(weights))
     return best
 
@@ -71,6 +76,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per measurement (default: 0.3)")
     parser.add_argument("--cpu-time", action="store_true", help="count CPU time (busy machine, one thread)")
     parser.add_argument("--no-amx", action="store_true", help="avx512 without AMX tiles")
+    parser.add_argument("--precise", action="store_true", help="as the output head")
     args = parser.parse_args()
     _native.use_amx(not args.no_amx)
     print(
@@ -90,7 +96,7 @@ def main() -> None:
                     for m in args.rows:
                         x = rng.standard_normal((m, cols), dtype=np.float32)
                         few = weights if m <= 64 else weights[:1]
-                        t = seconds(line, x, few, args.budget, args.cpu_time)
+                        t = seconds(line, x, few, args.budget, args.cpu_time, args.precise)
                         rate, ops = weights[0].nbytes / t / 1e9, 2 * m * rows * cols / t / 1e9
                         shape = f"{rows}x{cols}"
                         print(

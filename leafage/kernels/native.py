@@ -77,7 +77,7 @@ class NativeProgram:
             native.rms_norm(out, out, op.vectors[0], p["eps"], p["column"], p["num_heads"])
         elif op.kind is Kind.LINEAR:
             bias = op.vectors[0] if op.vectors else np.empty(0, np.float32)
-            native.linear(op.inputs[0].id, out, packed, bias, p["accumulate"])
+            native.linear(op.inputs[0].id, out, packed, bias, p["accumulate"], p["precise"])
         elif op.kind is Kind.ADD:
             native.add(op.inputs[0].id, op.inputs[1].id)
         elif op.kind is Kind.ROPE:

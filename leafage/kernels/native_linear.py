@@ -28,6 +28,7 @@ class Linear:
         *,
         bias: np.ndarray | None = None,
         add_to: np.ndarray | None = None,
+        precise: bool = False,
     ) -> np.ndarray:
         """x @ W.T for each weight, side by side.
 
@@ -36,6 +37,7 @@ class Linear:
             weights: matrices of k columns each.
             bias: float32 [sum of rows of the weights].
             add_to: float32 [rows, sum of rows]; the result is added to it in place, and it is returned.
+            precise: finer quantization of activations (csrc/linear_layout.h).
         """
         if not weights:
             raise ValueError("expected at least one weight, got none")
@@ -49,11 +51,17 @@ class Linear:
         if add_to is not None:
             _check("add_to", add_to, (x.shape[0], width))
         out = np.empty((x.shape[0], width), np.float32) if add_to is None else add_to
-        self._runner.linear(x, list(weights), out, [] if bias is None else bias.tolist(), add_to is not None)
+        added = [] if bias is None else bias.tolist()
+        self._runner.linear(x, list(weights), out, added, add_to is not None, precise)
         return out
 
     def repeat(
-        self, x: np.ndarray, weights: Sequence[_native.PackedWeight], out: np.ndarray, times: int
+        self,
+        x: np.ndarray,
+        weights: Sequence[_native.PackedWeight],
+        out: np.ndarray,
+        times: int,
+        precise: bool = False,
     ) -> None:
         """x times each of the weights (all of one shape), one after the other into `out`
         float32 [rows, outputs], and all of it `times` times; for benchmarks."""
@@ -61,7 +69,7 @@ class Linear:
         if any((w.rows, w.cols) != (weights[0].rows, weights[0].cols) for w in weights):
             raise ValueError("expected weights of one shape")
         _check("out", out, (x.shape[0], weights[0].rows))
-        self._runner.repeat(x, list(weights), out, times)
+        self._runner.repeat(x, list(weights), out, times, precise)
 
     def embed(self, table: _native.PackedWeight, token_ids: np.ndarray, *, scale: float = 1.0) -> np.ndarray:
         """Rows `token_ids` (int32 [n]) of the table times scale: float32 [n, cols]."""

@@ -139,16 +139,23 @@ class Builder:
         self._append(Op(Kind.HEAD_NORM, (x,), x, vectors=(_f32(weight),), params=params))
 
     def linear(
-        self, x: Buffer, *weights: Weight, bias: np.ndarray | None = None, add_to: Buffer | None = None
+        self,
+        x: Buffer,
+        *weights: Weight,
+        bias: np.ndarray | None = None,
+        add_to: Buffer | None = None,
+        precise: bool = False,
     ) -> Buffer:
-        """x @ W.T for each weight, side by side in one buffer; plus bias; `add_to` accumulates in place."""
+        """x @ W.T for each weight, side by side in one buffer; plus bias; `add_to` accumulates in place.
+        `precise`: where activations are quantized, a third of the error for 9 dot products instead of 8."""
         assert all(w.cols == x.width for w in weights), ([w.cols for w in weights], x.width)
         width = sum(w.rows for w in weights)
         assert bias is None or bias.shape == (width,)
         assert add_to is None or add_to.width == width
         out = add_to if add_to is not None else self._buffer(width)
         vectors = (_f32(bias),) if bias is not None else ()
-        self._append(Op(Kind.LINEAR, (x,), out, weights, vectors, {"accumulate": add_to is not None}))
+        params = {"accumulate": add_to is not None, "precise": precise}
+        self._append(Op(Kind.LINEAR, (x,), out, weights, vectors, params))
         return out
 
     def add(self, x: Buffer, y: Buffer) -> None:

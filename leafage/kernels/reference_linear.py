@@ -2,8 +2,9 @@
 
 Per row and output, over groups of 32 inputs in ascending order: an exact integer dot product of the
 weight's integers with activations quantized to int8 per group, scaled by d * dx and added with one rounding
-(fused) or two (`fused=False`, the plain variant). Types with a minimum add min * dx * sum(xq). Float weights
-keep two chains, of even and odd inputs. The contract in full: csrc/linear_layout.h.
+(fused) or two (`fused=False`, the plain variant). Types with a minimum add min * dx * sum(xq). `precise`
+gives the widest quad of a group two int8. Float weights keep two chains, of even and odd inputs. The
+contract in full: csrc/linear_layout.h.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)
 
 
-def quantize_activations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x float32 [rows, k] to (xq int32 [rows, groups, 32] in [-127, 127], dx float32 [rows, groups])."""
+def quantize_activations(x: np.ndarray, precise: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """x float32 [rows, k] to (xq int32 [rows, groups, 32] in [-127, 127], dx float32 [rows, groups]);
+    precise: the quad of a group with its largest value in [-254, 254]."""
     groups = np.ascontiguousarray(x, np.float32).reshape(x.shape[0], -1, GROUP)
     absmax = np.abs(groups).max(axis=-1)  # NaN wins
     bad, tiny = ~np.isfinite(absmax), absmax < np.float32(1e-30)
+    scale = absmax
+    if precise:
+        others = np.sort(np.abs(groups).reshape(*groups.shape[:2], -1, 4).max(axis=-1), axis=-1)[..., -2]
+        scale = np.maximum(others, absmax * np.float32(0.5))
     with np.errstate(all="ignore"):
-        dx = absmax / np.float32(127)
-        inverse = np.float32(127) / absmax
+        dx = scale / np.float32(127)
+        inverse = np.float32(127) / scale
         dx[tiny], inverse[tiny | bad] = 0, 0
         dx[bad] = np.nan
         q = np.rint(groups * inverse[..., None])
@@ -61,25 +67,28 @@ def linear(
     bias: np.ndarray | None = None,
     out: np.ndarray | None = None,
     fused: bool = True,
+    precise: bool = False,
 ) -> np.ndarray:
     """x float32 [rows, k] times each weight (dtype, rows, file bytes), side by side: [rows, sum of rows].
 
     `out`: what the result is added to (it is not changed).
     """
     add = fma if fused else mul_add
-    parts = [_one(x, dtype, rows, raw, add) for dtype, rows, raw in weights]
+    parts = [_one(x, dtype, rows, raw, add, precise) for dtype, rows, raw in weights]
     result = np.concatenate(parts, axis=1)
     if bias is not None:
         result = result + bias
     return result if out is None else out + result
 
 
-def _one(x: np.ndarray, dtype: str, rows: int, raw: np.ndarray, add: Callable[..., np.ndarray]) -> np.ndarray:
+def _one(
+    x: np.ndarray, dtype: str, rows: int, raw: np.ndarray, add: Callable[..., np.ndarray], precise: bool
+) -> np.ndarray:
     if dtype in ("F32", "F16", "BF16"):
         return _float_linear(x, float_weights(dtype, rows, raw), add)
     q, d, minimum = integers(dtype, rows, raw)
     subgroups = d.shape[1] // (x.shape[1] // GROUP)
-    xq, dx = quantize_activations(x)
+    xq, dx = quantize_activations(x, precise)
     xq = xq.reshape(x.shape[0], d.shape[1], -1)
     dx = np.repeat(dx, subgroups, axis=1)
     q = q.reshape(rows, d.shape[1], -1)

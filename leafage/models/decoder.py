@@ -232,4 +232,4 @@ def output_head(
     if tied is None:
         tied = not tensors.has("output.weight")
     head = table if tied else tensors.weight("output.weight", sizes.vocab_size, sizes.hidden_size)
-    return builder.linear(x, head)
+    return builder.linear(x, head, precise=True)

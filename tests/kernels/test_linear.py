@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -48,30 +49,36 @@ def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
+@pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_equals_oracle_bit_for_bit(variant: str, dtype: str) -> None:
+def test_equals_oracle_bit_for_bit(variant: str, dtype: str, precise: bool) -> None:
     rng = np.random.default_rng(7)
     for rows, k in shapes(dtype):
         raw = random_raw(dtype, rows, k, rng)
         weight = _native.PackedWeight(dtype, rows, k, raw)
         for batch in (2, 21):
             x = activations(batch, k, rng)
-            got = Linear().linear(x, [weight])
-            assert_same_bits(got, linear(x, [(dtype, rows, raw)], fused=variant != "plain"))
+            got = Linear().linear(x, [weight], precise=precise)
+            expected = linear(x, [(dtype, rows, raw)], fused=variant != "plain", precise=precise)
+            assert_same_bits(got, expected)
 
 
+@pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_depend_on_batch_or_threads(variant: str, dtype: str) -> None:
+def test_rows_do_not_depend_on_batch_or_threads(variant: str, dtype: str, precise: bool) -> None:
     rng = np.random.default_rng(8)
     lines = {n: Linear(n) for n in (1, 2, 3)}
     for rows, k in shapes(dtype):
         weight = _native.PackedWeight(dtype, rows, k, random_raw(dtype, rows, k, rng))
         x = activations(max(BATCHES), k, rng)
-        alone = np.concatenate([lines[1].linear(x[i : i + 1], [weight]) for i in range(len(x))])
+        alone = np.concatenate(
+            [lines[1].linear(x[i : i + 1], [weight], precise=precise) for i in range(len(x))]
+        )
         for batch in BATCHES:
             for line in lines.values():
                 start = (batch * 5) % (len(x) - batch + 1)
-                got = line.linear(np.ascontiguousarray(x[start : start + batch]), [weight])
+                part = np.ascontiguousarray(x[start : start + batch])
+                got = line.linear(part, [weight], precise=precise)
                 assert_same_bits(got, alone[start : start + batch])
 
 
@@ -86,8 +93,9 @@ def test_many_row_blocks(variant: str) -> None:
             assert_same_bits(Linear(threads).linear(x, [weight])[::10], alone)
 
 
+@pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize("batch", [1, 3, 20])
-def test_several_weights_bias_and_accumulation(variant: str, batch: int) -> None:
+def test_several_weights_bias_and_accumulation(variant: str, batch: int, precise: bool) -> None:
     rng = np.random.default_rng(10)
     parts = [("Q4_K", 33), ("Q6_K", 5), ("F16", 16), ("Q8_0", 1), ("Q2_K", 30)]
     raws = [(dtype, rows, random_raw(dtype, rows, 512, rng)) for dtype, rows in parts]
@@ -95,11 +103,11 @@ def test_several_weights_bias_and_accumulation(variant: str, batch: int) -> None
     x = activations(batch, 512, rng)
     bias = rng.standard_normal(85).astype(np.float32)
     before = rng.standard_normal((batch, 85)).astype(np.float32)
-    fused = variant != "plain"
-    assert_same_bits(Linear(2).linear(x, weights), linear(x, raws, fused=fused))
-    assert_same_bits(Linear(2).linear(x, weights, bias=bias), linear(x, raws, bias=bias, fused=fused))
-    expected = linear(x, raws, bias=bias, out=before, fused=fused)
-    assert_same_bits(Linear(2).linear(x, weights, bias=bias, add_to=before.copy()), expected)
+    oracle = partial(linear, x, raws, fused=variant != "plain", precise=precise)
+    run = partial(Linear(2).linear, x, weights, precise=precise)
+    assert_same_bits(run(), oracle())
+    assert_same_bits(run(bias=bias), oracle(bias=bias))
+    assert_same_bits(run(bias=bias, add_to=before.copy()), oracle(bias=bias, out=before))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,6 +120,19 @@ def test_close_to_the_exact_product(variant: str, dtype: str) -> None:
     exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
     error = np.abs(got - exact).max() / exact.std()
     assert error < (1e-5 if dtype in FLOATS else 0.04)
+
+
+@pytest.mark.parametrize("dtype", ["Q4_1", "Q8_0", "Q6_K", "IQ4_NL"])
+def test_precise_is_closer_to_the_exact_product(variant: str, dtype: str) -> None:
+    """With an outlier in every group: half the error at most, since its range doubles."""
+    rng = np.random.default_rng(14)
+    weight = _native.PackedWeight(dtype, 64, 2048, random_raw(dtype, 64, 2048, rng))
+    x = rng.standard_normal((8, 64, 32)).astype(np.float32)
+    x[:, np.arange(64), rng.integers(0, 32, 64)] = 8
+    x = x.reshape(8, 2048)
+    exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    errors = [(Linear().linear(x, [weight], precise=precise) - exact).std() for precise in (False, True)]
+    assert errors[1] < 0.55 * errors[0]
 
 
 def test_integer_extremes(variant: str) -> None:
@@ -131,9 +152,15 @@ def test_integer_extremes(variant: str) -> None:
                 expected = linear(x, [(dtype, 16, raw)], fused=variant != "plain")
                 assert_same_bits(Linear().linear(x, [weight]), expected)
                 assert_same_bits(Linear().linear(x[3:4], [weight]), expected[3:4])
+                x[:, 4::32] *= 2  # two int8 of 127
+                x[1, 5::32] *= 1.5
+                expected = linear(x, [(dtype, 16, raw)], fused=variant != "plain", precise=True)
+                assert_same_bits(Linear().linear(x, [weight], precise=True), expected)
+                assert_same_bits(Linear().linear(x[3:4], [weight], precise=True), expected[3:4])
 
 
-def test_special_activations(variant: str) -> None:
+@pytest.mark.parametrize("precise", [False, True])
+def test_special_activations(variant: str, precise: bool) -> None:
     """A NaN or infinity spoils its row, and only that; tiny groups count as zero."""
     rng = np.random.default_rng(12)
     for dtype in ("Q4_1", "Q8_0", "Q6_K"):
@@ -145,9 +172,11 @@ def test_special_activations(variant: str) -> None:
         x[3] = 0
         x[4, :64] = 1e-38
         x[5, ::3] = -0.0
-        expected = linear(x, [(dtype, 20, raw)], fused=variant != "plain")
+        x[6, 64:96] = 0
+        x[6, 70] = 3  # nothing beside it
+        expected = linear(x, [(dtype, 20, raw)], fused=variant != "plain", precise=precise)
         for rows in (x, x[:3]):
-            got = Linear().linear(np.ascontiguousarray(rows), [weight])
+            got = Linear().linear(np.ascontiguousarray(rows), [weight], precise=precise)
             assert np.isnan(got[1:3]).all() and not np.isnan(np.delete(got, [1, 2], axis=0)).any()
             finite = [r for r in range(len(rows)) if r not in (1, 2)]
             assert_same_bits(got[finite], expected[finite])
@@ -167,6 +196,12 @@ def test_rounding_of_activations(variant: str) -> None:
     assert dx[0, 0] == 1
     np.testing.assert_array_equal(got[0], q[0, 0])
     assert got[0, :4].tolist() == [-16, -14, -14, -12]
+    x[0, 24:28] = [-254, 254, -128.5, 0.5]
+    got = Linear().linear(x, [weight], precise=True)
+    q, dx = quantize_activations(x, precise=True)
+    assert dx[0, 0] == 1
+    np.testing.assert_array_equal(got[0], q[0, 0])
+    assert got[0, 24:28].tolist() == [-254, 254, -128, 0] and got[0, 31] == 127
 
 
 def test_oracle_fma() -> None:

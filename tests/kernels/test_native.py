@@ -9,12 +9,14 @@ import pytest
 
 from leafage.kernels import _native
 from leafage.kernels.native import NativeProgram, _plan_buffers
+from leafage.kernels.native_linear import Linear
 from leafage.kernels.native_sampling import NativeSampler
 from leafage.kernels.program import MAX_LOGIT_ROWS, Builder, Kind, KVSpec, Program, Rope, Weight
 from leafage.kernels.reference import ReferenceProgram
 from leafage.kernels.reference_sampling import SamplingRow
 from leafage.kernels.step_inputs import StepInputs
 from tests.kernels.sampling_rows import plan_of, results_of, sample_natively
+from tests.kernels.weight_blocks import random_raw
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 300, 64, 4, 2, 32, 96, 3
 BLOCK = 16
@@ -336,3 +338,26 @@ def test_buffers_share_the_arena_only_when_their_lives_do_not_meet(model):
         if op.output is not None:
             owner[buffers[op.output.id][0]] = op.output.id
     assert len(slot_widths) < 16 < len(buffers)
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_precise_reaches_the_kernels(variant: str, precise: bool) -> None:
+    """The logits are those of `Linear` on the same rows of the embedding table."""
+    rng = np.random.default_rng(21)
+    table = rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    b = Builder(KVSpec(1, 1, HEAD_DIM))
+    x = b.embed(Weight("table", VOCAB, HIDDEN))
+    b.attention(b.linear(x, Weight("q", HEAD_DIM, HIDDEN)), layer=0, num_heads=1, scale=1.0)
+    program = b.finish(b.linear(b.select_logit_rows(x), Weight("head", VOCAB, HIDDEN), precise=precise))
+    packed = {
+        "table": _native.PackedWeight("F32", VOCAB, HIDDEN, table.view(np.uint8).ravel()),
+        "q": _native.PackedWeight("F32", HEAD_DIM, HIDDEN, table[:HEAD_DIM].view(np.uint8).ravel()),
+        "head": _native.PackedWeight("Q8_0", VOCAB, HIDDEN, random_raw("Q8_0", VOCAB, HIDDEN, rng)),
+    }
+    built = NativeProgram(
+        program, packed, num_blocks=2, block_size=BLOCK, max_rows=16, max_position=32, num_threads=2
+    )
+    ids = tokens(22, 11)
+    got = logits(built, step((ids, 0, [0])))
+    expected = Linear(1).linear(table[ids], [packed["head"]], precise=precise)
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))

@@ -12,10 +12,11 @@ import pytest
 from leafage import models
 from leafage.errors import ModelFileError, UnsupportedError
 from leafage.formats.model_file import open_model
+from leafage.kernels.program import Kind
 from leafage.models import gemma3, qwen2, smollm3
 from leafage.runtime.load import LoadedModel, load_model
 
-from .tiny_models import Golden, Weights, write_folder, write_gguf
+from .tiny_models import Golden, Weights, golden_names, write_folder, write_gguf
 
 
 def load(path: Path) -> LoadedModel:
@@ -52,6 +53,14 @@ def test_helpers_are_no_architectures(name: str, tmp_path: Path) -> None:
     path = llama_folder(tmp_path, model_type=name)
     with pytest.raises(UnsupportedError, match="unknown model architecture"):
         load(path)
+
+
+@pytest.mark.parametrize("name", golden_names())
+def test_the_output_head_and_nothing_else_is_precise(name: str, tmp_path: Path) -> None:
+    golden = Golden(name)
+    program = load(write_folder(tmp_path / name, golden.config, golden.weights())).program
+    precise = [op.params["precise"] for op in program.ops if op.kind is Kind.LINEAR]
+    assert precise == [False] * (len(precise) - 1) + [True]
 
 
 def test_a_missing_tensor_is_named_as_the_file_would_name_it(tmp_path: Path) -> None:

@@ -95,11 +95,12 @@ void bind_program(nb::module_& m) {
             p.add(std::move(op));
         })
         .def("linear", [](Program& p, int in, int out, std::vector<const PackedWeight*> weights,
-                          Floats bias, bool accumulate) {
+                          Floats bias, bool accumulate, bool precise) {
             Op op = unary(OpKind::kLinear, in, out);
             op.weights = std::move(weights);
             op.vec = copy_of(bias);
             op.flag = accumulate;
+            op.precise = precise;
             p.add(std::move(op));
         }, "The caller keeps the weights alive as long as the program.")
         .def("add", [](Program& p, int x, int y) {

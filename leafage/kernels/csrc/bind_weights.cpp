@@ -91,27 +91,28 @@ void bind_weights(nb::module_& m) {
     nb::class_<LinearRunner>(m, "LinearRunner", "Calls linear and embed outside a program. Not thread-safe.")
         .def(nb::init<int>(), "num_threads"_a)
         .def("linear", [](LinearRunner& self, ConstMatrix x, std::vector<const PackedWeight*> weights, Matrix out,
-                          std::vector<float> bias, bool accumulate) {
+                          std::vector<float> bias, bool accumulate, bool precise) {
             const int rows = int(x.shape(0)), k = int(x.shape(1));
             uint8_t* shared = self.shared(linear_shared_bytes(rows, k));
             LinearArgs args{x.data(), k, rows, int(weights.size()), weights.data(), out.data(), int(out.shape(1)),
-                            bias.empty() ? nullptr : bias.data(), accumulate, shared};
+                            bias.empty() ? nullptr : bias.data(), accumulate, shared, precise};
             nb::gil_scoped_release release;
             self.team.run([&](Worker& worker) { kernels().linear(args, worker); });
-        }, "x"_a, "weights"_a, "out"_a, "bias"_a, "accumulate"_a)
+        }, "x"_a, "weights"_a, "out"_a, "bias"_a, "accumulate"_a, "precise"_a)
         .def("repeat", [](LinearRunner& self, ConstMatrix x, std::vector<const PackedWeight*> weights, Matrix out,
-                          int times) {
+                          int times, bool precise) {
             const int rows = int(x.shape(0)), k = int(x.shape(1)), width = int(out.shape(1));
             uint8_t* shared = self.shared(linear_shared_bytes(rows, k));
             nb::gil_scoped_release release;
             self.team.run([&](Worker& worker) {
                 for (int i = 0; i < times; ++i)
                     for (const PackedWeight* weight : weights) {
-                        kernels().linear({x.data(), k, rows, 1, &weight, out.data(), width, nullptr, false, shared}, worker);
+                        kernels().linear({x.data(), k, rows, 1, &weight, out.data(), width, nullptr, false, shared, precise},
+                                         worker);
                         worker.barrier();
                     }
             });
-        }, "x"_a, "weights"_a, "out"_a, "times"_a, "One weight after the other, as a model does; for benchmarks.")
+        }, "x"_a, "weights"_a, "out"_a, "times"_a, "precise"_a, "One weight after the other, as a model does; for benchmarks.")
         .def("embed", [](LinearRunner& self, const PackedWeight* table, Ints token_ids, Matrix out, float scale) {
             EmbedArgs args{table, token_ids.data(), int(token_ids.shape(0)), out.data(), int(out.shape(1)), scale};
             nb::gil_scoped_release release;

@@ -21,6 +21,7 @@ struct LinearArgs {
     const float* bias;  // over all outputs, or null
     bool accumulate;
     uint8_t* shared;  // linear_shared_bytes(args of the largest call) bytes, 64-byte aligned, shared by the team
+    bool precise = false;  // finer activations for one more dot product a group; linear_layout.h
     // Weights of the call that follows with as many rows, if one does: their beginning is fetched ahead.
     int num_next = 0;
     const PackedWeight* const* next = nullptr;

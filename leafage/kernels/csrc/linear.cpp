@@ -6,7 +6,7 @@
 namespace leafage {
 
 size_t linear_shared_bytes(int rows, int max_k) {
-    const unsigned all = (2u << kNumAux) - 1;
+    const unsigned all = kQuantizedMask | 1u << kFloatRows | 1u << kPrecise;
     return size_t(ceil_div(std::max(rows, 1), kTileRows)) * TileLayout(kTileRows, max_k, all).bytes;
 }
 

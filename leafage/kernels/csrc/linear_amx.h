@@ -8,8 +8,9 @@ struct AmxKernels {
     // Around the calls of `tile` on a thread: set up its tile registers; free them.
     void (*begin)();
     void (*end)();
-    // As tile_groups for 16 rows, on unpacked weights with signed codes: [subgroups - 1][has_min].
-    void (*tile[2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&,
+    // As tile_groups for 16 rows, on unpacked weights: [precise][subgroups - 1][has_min]. Precise ones take the codes
+    // that VNNI takes, the others signed codes.
+    void (*tile[2][2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&,
                        size_t aux_at, float* acc);
 };
 

@@ -34,7 +34,7 @@ static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t*
         for (int i = 0; i < 4; ++i)
             v[i] = _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse)), counts);
         __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
-        bytes = _mm256_permutevar8x32_epi32(bytes, order);
+        bytes = _mm256_max_epi8(_mm256_permutevar8x32_epi32(bytes, order), _mm256_set1_epi8(-127));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
         // Sums of 8 bytes shifted to 0 .. 255, two of them for each half.
         __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(bytes, flip), _mm256_setzero_si256());
@@ -160,10 +160,22 @@ LEAFAGE_INLINE void unpack_scales(const uint8_t* scales, int g, int lane, float*
     }
 }
 
-// One group, 8 lanes, R rows. xq [R][32], dx [R], aux [subgroups][stride] at this group; acc [R][16].
+// One quad of weights times four activations, as 32-bit sums.
+template <bool Signed>
+LEAFAGE_INLINE __m256i quad_product(const uint8_t* codes, const void* four) {
+    int32_t bytes;
+    std::memcpy(&bytes, four, 4);
+    const __m256i q = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
+    const __m256i x = Signed ? _mm256_sign_epi8(_mm256_set1_epi32(bytes), q) : _mm256_set1_epi32(bytes);
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(Signed ? _mm256_abs_epi8(q) : q, x), _mm256_set1_epi16(1));
+}
+
+// One group, 8 lanes, R rows. xq [R][32], dx [R], aux [subgroups][stride] at this group; extra [R] and extra_at [R], or
+// null where activations are not precise; acc [R][16].
 template <int Subgroups, bool Min, bool Signed, int Chain, int R>
 LEAFAGE_INLINE void group_rows(const uint8_t* codes, const float* scales, const uint8_t* xq, const float* dx,
-                               const uint8_t* aux, int stride, float* acc) {
+                               const uint8_t* aux, int stride, const int32_t* extra, const int32_t* extra_at,
+                               float* acc) {
     constexpr int quads = 8 / Subgroups;
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 2
@@ -195,6 +207,11 @@ LEAFAGE_INLINE void group_rows(const uint8_t* codes, const float* scales, const 
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) dot[r] = _mm256_add_epi32(dot[r], _mm256_madd_epi16(sum[r], ones));
         }
+        if (extra != nullptr)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+                if (Subgroups == 1 || extra_at[r] / (quads * kQuadBytes) == h)
+                    dot[r] = _mm256_add_epi32(dot[r], quad_product<Signed>(codes + extra_at[r], extra + r));
         const __m256 d = _mm256_load_ps(scales + h * kPanel);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
@@ -221,9 +238,12 @@ static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_
         const auto* scales = reinterpret_cast<const float*>(weights + 512);
         const auto* dx = reinterpret_cast<const float*>(tile + layout.dx) + at;
         const uint8_t* aux = tile + layout.aux[aux_of(f)] + 4 * (size_t(g) * size_t(stride) * f.subgroups + size_t(row));
+        const auto* extra = layout.precise ? reinterpret_cast<const int32_t*>(tile + layout.extra) + at : nullptr;
+        const auto* extra_at = layout.precise ? reinterpret_cast<const int32_t*>(tile + layout.extra_at) + at : nullptr;
         for (int half = 0; half < 2; ++half)
             group_rows<f.subgroups, f.has_min, signed_codes(f), chain_of(f), R>(
-                weights + 32 * half, scales + 8 * half, tile + at * kGroup, dx, aux, stride, acc + 8 * half);
+                weights + 32 * half, scales + 8 * half, tile + at * kGroup, dx, aux, stride, extra, extra_at,
+                acc + 8 * half);
     }
 }
 

@@ -127,11 +127,37 @@ LEAFAGE_INLINE void load_scales(const uint8_t* record, int g, __m512 d[2], __m51
     }
 }
 
+// Where precise rows keep what int8 leaves of their widest quads; at a group, [R].
+struct Extra {
+    const uint8_t *four, *at;
+
+    Extra(const uint8_t* tile, const TileLayout& layout, int group)
+        : four(tile + layout.extra + 4 * size_t(group) * size_t(layout.tile_rows)),
+          at(tile + layout.extra_at + 4 * size_t(group) * size_t(layout.tile_rows)) {}
+    void advance(int rows) {
+        four += 4 * rows;
+        at += 4 * rows;
+    }
+    // The product of row r that belongs to subgroup h, added to dot. codes: of the group, in memory.
+    template <int Subgroups>
+    __m512i add(__m512i dot, int r, int h, const uint8_t* codes) const {
+        int32_t bytes, where;
+        std::memcpy(&bytes, four + 4 * r, 4);
+        std::memcpy(&where, at + 4 * r, 4);
+        if constexpr (Subgroups == 2) {
+            bytes = where / (4 * kQuadBytes) == h ? bytes : 0;
+            where = where % (4 * kQuadBytes) + h * 4 * kQuadBytes;
+        }
+        return _mm512_dpbusd_epi32(dot, _mm512_loadu_si512(codes + size_t(unsigned(where))), _mm512_set1_epi32(bytes));
+    }
+};
+
 // One group against R rows: xq [R][32], dx [R], aux [subgroups][stride] at this group. Two rows side by side: their
 // chains of dot products hide each other's latency, and few enough are open for the scheduler of the CPU.
-template <int Subgroups, bool Min, int R>
+template <int Subgroups, bool Min, bool Precise, int R>
 LEAFAGE_INLINE void group_rows(const __m512i q[8], const __m512 d[2], const __m512 min[2], const uint8_t* xq,
-                               const float* dx, const uint8_t* aux, int stride, __m512 acc[R]) {
+                               const float* dx, const uint8_t* aux, int stride, const Extra& extra,
+                               const uint8_t* codes, __m512 acc[R]) {
     constexpr int quads = 8 / Subgroups;
 #pragma GCC unroll 16
     for (int first = 0; first < R; first += 2) {
@@ -145,6 +171,7 @@ LEAFAGE_INLINE void group_rows(const __m512i q[8], const __m512 d[2], const __m5
                 if (!Min && first + i < R)
                     std::memcpy(&start, aux + 4 * (size_t(h) * size_t(stride) + size_t(first + i)), 4);
                 dot[i] = Min ? _mm512_setzero_si512() : _mm512_set1_epi32(start);
+                if (Precise && first + i < R) dot[i] = extra.add<Subgroups>(dot[i], first + i, h, codes);
             }
 #pragma GCC unroll 8
             for (int j = h * quads; j < (h + 1) * quads; ++j)
@@ -172,12 +199,13 @@ LEAFAGE_INLINE void group_rows(const __m512i q[8], const __m512 d[2], const __m5
 }
 
 // ahead: what is unpacked after these weights, fetched meanwhile, `ahead_bytes` for each group; or null.
-template <int Subgroups, bool Min, int R>
+template <int Subgroups, bool Min, bool Precise, int R>
 static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout& layout,
                         size_t aux_at, const uint8_t* ahead, int ahead_bytes, float* out) {
     const uint8_t* xq = tile + size_t(begin) * kTileRows * kGroup;
     const float* dx = reinterpret_cast<const float*>(tile + layout.dx) + begin * kTileRows;
     const uint8_t* aux = tile + aux_at + size_t(begin) * kTileRows * 4 * Subgroups;
+    Extra extra(tile, layout, begin);
     __m512 acc[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out + r * kPanel);
@@ -195,7 +223,8 @@ static void tile_groups(const uint8_t* weights, int begin, int end, const uint8_
             d[h] = _mm512_load_ps(weights + 512 + 64 * h);
             if constexpr (Min) min[h] = _mm512_load_ps(weights + 512 + 64 * (Subgroups + h));
         }
-        group_rows<Subgroups, Min, R>(q, d, min, xq, dx, aux, kTileRows, acc);
+        group_rows<Subgroups, Min, Precise, R>(q, d, min, xq, dx, aux, kTileRows, extra, weights, acc);
+        extra.advance(kTileRows);
         weights += unpacked_bytes(Subgroups, Min);
         xq += kTileRows * kGroup;
         dx += kTileRows;
@@ -284,7 +313,6 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
             __m512i q[8];
             __m512 d[2], min[2];
             const uint8_t* codes = panel + f.codes_at(g);
-            if constexpr (Signed) fetch_ahead<T>(panel, g);  // for AMX; tile_groups does it otherwise
             load_codes<T, Signed>(codes, q);
             load_scales<T>(panel + f.scales_at(g, k / kGroup), g, d, min);
 #pragma GCC unroll 8
@@ -314,7 +342,7 @@ static const uint8_t* unpack(const uint8_t* panel, int k, int begin, int end, ui
 }
 
 // Few rows: codes go from the panel through registers into the dot products.
-template <Dtype T, int R>
+template <Dtype T, bool Precise, int R>
 static void direct(const uint8_t* panel, const Stream& stream, const uint8_t* tile, const TileLayout& layout, float* out) {
     constexpr Format f = format_of(T);
     if constexpr (!f.quantized()) {
@@ -325,6 +353,8 @@ static void direct(const uint8_t* panel, const Stream& stream, const uint8_t* ti
         const uint8_t* xq = tile;
         const float* dx = reinterpret_cast<const float*>(tile + layout.dx);
         const uint8_t* aux = tile + layout.aux[aux_of(f)];
+        Extra extra(tile, layout, 0);
+        alignas(64) uint8_t unpacked[8 * kQuadBytes];
         __m512 acc[R];
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
@@ -333,9 +363,15 @@ static void direct(const uint8_t* panel, const Stream& stream, const uint8_t* ti
             fetch_passing<T>(record + i * kGroupBytes<T>, stream);
             __m512i q[8];
             __m512 d[2], min[2];
-            load_codes<T, false>(record + i * f.group_bytes(), q);
+            const uint8_t* codes = record + i * f.group_bytes();
+            load_codes<T, false>(codes, q);
             load_scales<T>(record + n * f.group_bytes(), i, d, min);
-            group_rows<f.subgroups, f.has_min, R>(q, d, min, xq, dx, aux, R, acc);
+            if constexpr (Precise && f.bits != 8)
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; ++j) _mm512_store_si512(unpacked + kQuadBytes * j, q[j]);
+            const uint8_t* quads = f.bits == 8 ? codes : unpacked;
+            group_rows<f.subgroups, f.has_min, Precise, R>(q, d, min, xq, dx, aux, R, extra, quads, acc);
+            extra.advance(R);
             xq += R * kGroup;
             dx += R;
             aux += R * 4 * f.subgroups;
@@ -363,8 +399,8 @@ static inline void tile_of(const uint8_t* weights, int begin, int end, const uin
     if constexpr (!f.quantized())
         tile_float<R>(weights, begin, end, tile, layout, acc);
     else
-        tile_groups<f.subgroups, f.has_min, R>(weights, begin, end, tile, layout, layout.aux[aux_of(f)], ahead,
-                                               kGroupBytes<T>, acc);
+        (layout.precise ? tile_groups<f.subgroups, f.has_min, true, R> : tile_groups<f.subgroups, f.has_min, false, R>)(
+            weights, begin, end, tile, layout, layout.aux[aux_of(f)], ahead, kGroupBytes<T>, acc);
 }
 
 template <Dtype T>
@@ -384,21 +420,28 @@ static void tile_any(int rows, const uint8_t* weights, int begin, int end, const
     }
 }
 
+template <Dtype T, bool Precise>
+static void direct_of(int rows, const uint8_t* panel, const Stream& stream, const uint8_t* tile,
+                      const TileLayout& layout, float* acc) {
+    switch (rows) {
+        case 1: return direct<T, Precise, 1>(panel, stream, tile, layout, acc);
+        case 2: return direct<T, Precise, 2>(panel, stream, tile, layout, acc);
+        case 3: return direct<T, Precise, 3>(panel, stream, tile, layout, acc);
+        case 4: return direct<T, Precise, 4>(panel, stream, tile, layout, acc);
+        case 6: return direct<T, Precise, 6>(panel, stream, tile, layout, acc);
+        case 8: return direct<T, Precise, 8>(panel, stream, tile, layout, acc);
+        case 10: return direct<T, Precise, 10>(panel, stream, tile, layout, acc);
+        case 12: return direct<T, Precise, 12>(panel, stream, tile, layout, acc);
+        case 14: return direct<T, Precise, 14>(panel, stream, tile, layout, acc);
+        default: return direct<T, Precise, 16>(panel, stream, tile, layout, acc);
+    }
+}
+
 template <Dtype T>
 static void direct_any(int rows, const uint8_t* panel, const Stream& stream, const uint8_t* tile,
                        const TileLayout& layout, float* acc) {
-    switch (rows) {
-        case 1: return direct<T, 1>(panel, stream, tile, layout, acc);
-        case 2: return direct<T, 2>(panel, stream, tile, layout, acc);
-        case 3: return direct<T, 3>(panel, stream, tile, layout, acc);
-        case 4: return direct<T, 4>(panel, stream, tile, layout, acc);
-        case 6: return direct<T, 6>(panel, stream, tile, layout, acc);
-        case 8: return direct<T, 8>(panel, stream, tile, layout, acc);
-        case 10: return direct<T, 10>(panel, stream, tile, layout, acc);
-        case 12: return direct<T, 12>(panel, stream, tile, layout, acc);
-        case 14: return direct<T, 14>(panel, stream, tile, layout, acc);
-        default: return direct<T, 16>(panel, stream, tile, layout, acc);
-    }
+    constexpr bool quantized = format_of(T).quantized();
+    (quantized && layout.precise ? direct_of<T, quantized> : direct_of<T, false>)(rows, panel, stream, tile, layout, acc);
 }
 
 // acc (both chains of it) plus bias into the output, or added to it.

@@ -57,19 +57,57 @@ constexpr int kPassGroups = 64;
 
 struct RowPass {
     uint32_t absmax[kPassGroups];  // bits: a NaN is the largest
+    float range[kPassGroups];      // what becomes 127
     float dx[kPassGroups], inverse[kPassGroups];
     int32_t sum[2][kPassGroups];  // of xq over the two halves
+    int8_t extra[kPassGroups][4];
+    int32_t extra_at[kPassGroups];
 };
 
-// Defined per instruction set: absmax of n groups from x on; then xq (q_stride apart) and sum by `inverse`.
+// Defined per instruction set: absmax of n groups from x on; then xq (q_stride apart) and sum by `inverse`, where
+// xq is the nearest of -127 .. 127.
 static inline void find_absmax(const float* x, int n, RowPass& pass);
 static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t* q, size_t q_stride);
 
+// The range of precise groups, and where their widest quad is.
+static inline void find_widest(const float* x, int n, RowPass& pass) {
+    for (int g = 0; g < n; ++g, x += kGroup) {
+        uint32_t first = 0, second = 0;
+        int widest = 0;
+        for (int j = 0; j < 8; ++j) {
+            uint32_t most = 0;
+            for (int i = 4 * j; i < 4 * j + 4; ++i) {
+                const uint32_t bits = float_bits(x[i]) & 0x7fffffffu;
+                most = bits > most ? bits : most;
+            }
+            const uint32_t less = most > first ? first : most;
+            second = less > second ? less : second;
+            widest = most > first ? j : widest;
+            first = most > first ? most : first;
+        }
+        const float others = bits_float(second), half = bits_float(first) * 0.5f;
+        pass.range[g] = others > half ? others : half;
+        pass.extra_at[g] = widest * kQuadBytes;
+    }
+}
+
+// What int8 leaves of the widest quads.
+static inline void find_extra(const float* x, int n, RowPass& pass) {
+    for (int g = 0; g < n; ++g, x += kGroup) {
+        const int widest = pass.extra_at[g] / kQuadBytes;
+        for (int i = 0; i < 4; ++i) {
+            const int v = pass.inverse[g] == 0.0f ? 0 : int(lrintf(x[4 * widest + i] * pass.inverse[g]));
+            const int extra = v > 127 ? v - 127 : v < -127 ? v + 127 : 0;
+            pass.extra[g][i] = int8_t(extra);
+            pass.sum[widest / 4][g] += extra;
+        }
+    }
+}
+
 static inline void find_factors(int n, RowPass& pass) {
     for (int g = 0; g < n; ++g) {
-        float absmax = bits_float(pass.absmax[g]);
-        bool finite = pass.absmax[g] < 0x7f800000u, counts = finite && absmax >= 1e-30f;
-        float dx = absmax / 127.0f, inverse = 127.0f / absmax;
+        bool finite = pass.absmax[g] < 0x7f800000u, counts = finite && bits_float(pass.absmax[g]) >= 1e-30f;
+        float dx = pass.range[g] / 127.0f, inverse = 127.0f / pass.range[g];
         pass.inverse[g] = counts ? inverse : 0.0f;
         pass.dx[g] = counts ? dx : finite ? 0.0f : bits_float(0x7fc00000u);
     }
@@ -81,6 +119,10 @@ static inline void write_aux(uint8_t* tile, const TileLayout& layout, unsigned m
     const size_t stride = size_t(layout.tile_rows), at = size_t(first) * stride + size_t(r);
     auto* dx = reinterpret_cast<float*>(tile + layout.dx) + at;
     for (int g = 0; g < n; ++g) dx[size_t(g) * stride] = pass.dx[g];
+    for (int g = 0; g < n && layout.precise; ++g) {
+        std::memcpy(tile + layout.extra + 4 * (at + size_t(g) * stride), pass.extra[g], 4);
+        std::memcpy(tile + layout.extra_at + 4 * (at + size_t(g) * stride), &pass.extra_at[g], 4);
+    }
     for (int a = 0; a < kNumAux; ++a) {
         if (!(mask & (1u << a))) continue;
         const int bias = kAuxBias[a], halves = aux_is_half(a) ? 2 : 1;
@@ -110,8 +152,11 @@ static void fill_groups(const float* x, int ldx, int rows, unsigned mask, const 
             if (r < rows) {
                 const float* from = x + size_t(r) * size_t(ldx) + size_t(g) * kGroup;
                 find_absmax(from, n, pass);
+                for (int i = 0; i < n; ++i) pass.range[i] = bits_float(pass.absmax[i]);
+                if (layout.precise) find_widest(from, n, pass);
                 find_factors(n, pass);
                 quantize_groups(from, n, pass, q, q_stride);
+                if (layout.precise) find_extra(from, n, pass);
             } else {
                 for (int i = 0; i < n; ++i) std::memset(q + size_t(i) * q_stride, 0, kGroup);
             }

@@ -118,9 +118,13 @@ static void run_panel(const LinearArgs& a, const Panel& panel, const RowTiles& x
     for (int begin = 0; begin < units; begin += step) {
         const int end = begin + step < units ? begin + step : units;
         const bool amx = x.amx && f.quantized();
-        const uint8_t* weights = (amx ? type.unpack_signed : type.unpack)(panel.data(), layout.k, begin, end, unpacked);
-        const uint8_t* ahead = panel.data() + (f.quantized() ? size_t(end) * size_t(w.panel_bytes / size_t(units)) : 0);
-        auto* amx_tile = amx ? x.amx->tile[f.subgroups - 1][f.has_min] : nullptr;
+        const bool with_sign = amx && !layout.precise;  // what is added to AMX's products needs unsigned codes
+        const uint8_t* weights = (with_sign ? type.unpack_signed : type.unpack)(panel.data(), layout.k, begin, end, unpacked);
+        const size_t unit_bytes = f.quantized() ? w.panel_bytes / size_t(units) : 0;
+        const uint8_t* ahead = panel.data() + size_t(end) * unit_bytes;
+        if (amx)
+            for (size_t i = 0; i < size_t(end - begin) * unit_bytes; i += 64) __builtin_prefetch(ahead + i);
+        auto* amx_tile = amx ? x.amx->tile[layout.precise][f.subgroups - 1][f.has_min] : nullptr;
         for (int t = first_tile; t < end_tile; ++t) {
             const int rows = x.rows_of(t);
             const uint8_t* tile = x.base + size_t(t) * layout.bytes;
@@ -163,6 +167,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
         worker.begin_runs(num_panels(a.num_weights, a.weights));
         fetch_start(first_panel(a.num_weights, a.weights, worker));
     }
+    if (a.precise && (mask & kQuantizedMask)) mask |= 1u << kPrecise;
     const int tile_rows = few ? kernel_rows(a.rows) : kTileRows;
     RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), nullptr};
     if (amx && !few) x.amx = amx_kernels();

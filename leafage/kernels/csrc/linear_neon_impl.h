@@ -29,7 +29,7 @@ static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t*
             auto four = [&](int i) { return vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 16 * h + i), inverse)); };
             int16x8_t low = vcombine_s16(vmovn_s32(four(0)), vmovn_s32(four(4)));
             int16x8_t high = vcombine_s16(vmovn_s32(four(8)), vmovn_s32(four(12)));
-            int8x16_t bytes = vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+            int8x16_t bytes = vmaxq_s8(vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)), vdupq_n_s8(-127));
             vst1q_s8(q + 16 * h, bytes);
             pass.sum[h][g] = vaddlvq_s8(bytes);
         }
@@ -149,6 +149,7 @@ struct GroupRows {
     const int8_t* xq;
     const float* dx;
     const float* sums;
+    const int32_t *extra, *extra_at;  // [rows]; null: not precise
     int stride;
 
     GroupRows(const uint8_t* tile, const TileLayout& layout, size_t aux_at, int subgroups, int g, int row)
@@ -157,6 +158,8 @@ struct GroupRows {
         xq = reinterpret_cast<const int8_t*>(tile) + at * kGroup;
         dx = reinterpret_cast<const float*>(tile + layout.dx) + at;
         sums = reinterpret_cast<const float*>(tile + aux_at) + size_t(g) * size_t(stride) * size_t(subgroups) + row;
+        extra = layout.precise ? reinterpret_cast<const int32_t*>(tile + layout.extra) + at : nullptr;
+        extra_at = layout.precise ? reinterpret_cast<const int32_t*>(tile + layout.extra_at) + at : nullptr;
     }
 };
 
@@ -175,15 +178,25 @@ LEAFAGE_INLINE int32x4_t add_quads(int32x4_t dot, const int8x16_t q[8], const in
 template <int Subgroups, bool Min, int R>
 LEAFAGE_INLINE void add_group(const int8x16_t q[8], const LaneScales& s, const GroupRows& rows, float* acc) {
     constexpr int quads = 8 / Subgroups;
+    int8_t codes[8][16];  // where the extra dot products find their quad
+    if (rows.extra != nullptr)
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) vst1q_s8(codes[j], q[j]);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
         const int8x16_t x[2] = {vld1q_s8(rows.xq + r * kGroup), vld1q_s8(rows.xq + r * kGroup + 16)};
         float32x4_t value = vld1q_f32(acc + r * kPanel);
-        const int32x4_t zero = vdupq_n_s32(0);
-        value = vfmaq_f32(value, vcvtq_f32_s32(add_quads<0, quads>(zero, q, x)), vmulq_n_f32(s.d[0], rows.dx[r]));
+        int32x4_t start[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+        if (rows.extra != nullptr) {
+            const int widest = rows.extra_at[r] / kQuadBytes;
+            const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(rows.extra[r]));
+            const int32x4_t dot = vdotq_s32(start[0], vld1q_s8(codes[widest]), four);
+            (widest < quads ? start[0] : start[1]) = dot;
+        }
+        value = vfmaq_f32(value, vcvtq_f32_s32(add_quads<0, quads>(start[0], q, x)), vmulq_n_f32(s.d[0], rows.dx[r]));
         if constexpr (Min) value = vfmaq_n_f32(value, s.min[0], rows.sums[r]);
         if constexpr (Subgroups == 2) {
-            value = vfmaq_f32(value, vcvtq_f32_s32(add_quads<4, 8>(zero, q, x)), vmulq_n_f32(s.d[1], rows.dx[r]));
+            value = vfmaq_f32(value, vcvtq_f32_s32(add_quads<4, 8>(start[1], q, x)), vmulq_n_f32(s.d[1], rows.dx[r]));
             if constexpr (Min) value = vfmaq_n_f32(value, s.min[1], rows.sums[rows.stride + r]);
         }
         vst1q_f32(acc + r * kPanel, value);

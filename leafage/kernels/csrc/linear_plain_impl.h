@@ -23,6 +23,7 @@ static inline void quantize_groups(const float* x, int n, RowPass& pass, int8_t*
         int sum[2] = {0, 0};
         for (int i = 0; i < kGroup; ++i) {
             int v = inverse == 0.0f ? 0 : int(lrintf(x[i] * inverse));
+            v = v > 127 ? 127 : v < -127 ? -127 : v;
             q[i] = int8_t(v);
             sum[i / 16] += v;
         }
@@ -98,19 +99,30 @@ static inline void unpack_group(const uint8_t* codes, const uint8_t* scales, int
 }
 
 template <int Subgroups, bool Min>
-static inline void group_rows(int rows, const uint8_t* group, int g, const uint8_t* tile, int stride, size_t dx_at,
+static inline void group_rows(int rows, const uint8_t* group, int g, const uint8_t* tile, const TileLayout& layout,
                               size_t aux_at, float* acc) {
+    const int stride = layout.tile_rows;
     constexpr int length = kGroup / Subgroups;
     const auto* w = reinterpret_cast<const int8_t*>(group);
     const auto* d = reinterpret_cast<const float*>(group + 512);
     const float* min = d + Subgroups * kPanel;
     for (int r = 0; r < rows; ++r) {
         const auto* x = reinterpret_cast<const int8_t*>(tile) + (size_t(g) * stride + r) * kGroup;
-        const float dx = reinterpret_cast<const float*>(tile + dx_at)[size_t(g) * stride + r];
+        const float dx = reinterpret_cast<const float*>(tile + layout.dx)[size_t(g) * stride + r];
+        const size_t extra = 4 * (size_t(g) * stride + r);
+        int32_t widest = -1;
+        if (layout.precise) {
+            std::memcpy(&widest, tile + layout.extra_at + extra, 4);
+            widest /= kQuadBytes;
+        }
         for (int h = 0; h < Subgroups; ++h) {
             int32_t dot[kPanel] = {};
             for (int i = h * length; i < (h + 1) * length; ++i)
                 for (int l = 0; l < kPanel; ++l) dot[l] += int(w[i * kPanel + l]) * int(x[i]);
+            if (widest >= 0 && 4 * widest / length == h)
+                for (int i = 0; i < 4; ++i)
+                    for (int l = 0; l < kPanel; ++l)
+                        dot[l] += int(w[(4 * widest + i) * kPanel + l]) * int(int8_t(tile[layout.extra + extra + i]));
             float* to = acc + r * kPanel;
             for (int l = 0; l < kPanel; ++l) to[l] += float(dot[l]) * (d[h * kPanel + l] * dx);
             if (Min) {
@@ -129,8 +141,7 @@ static void tile_any(int rows, const uint8_t* weights, int begin, int end, const
     if (begin == 0) std::memset(acc, 0, sizeof(float) * size_t(rows) * kPanel);
     if constexpr (f.quantized()) {
         for (int g = begin; g < end; ++g, weights += unpacked_bytes(f.subgroups, f.has_min))
-            group_rows<f.subgroups, f.has_min>(rows, weights, g, tile, layout.tile_rows, layout.dx, layout.aux[aux_of(f)],
-                                               acc);
+            group_rows<f.subgroups, f.has_min>(rows, weights, g, tile, layout, layout.aux[aux_of(f)], acc);
     } else {
         if (begin == 0) std::memset(acc + odd, 0, sizeof(float) * size_t(rows) * kPanel);
         const auto* w = reinterpret_cast<const float*>(weights);

@@ -250,7 +250,7 @@ void Program::execute_op(const Op& op, const StepView& step, int first, int rows
             break;
         case OpKind::kLinear: {
             LinearArgs args{in.data, in.width, rows, int(op.weights.size()), op.weights.data(), out.data, out.width,
-                            op.vec.empty() ? nullptr : op.vec.data(), op.flag, shared_.get()};
+                            op.vec.empty() ? nullptr : op.vec.data(), op.flag, shared_.get(), op.precise};
             if (op.next >= 0) {
                 args.num_next = int(ops_[size_t(op.next)].weights.size());
                 args.next = ops_[size_t(op.next)].weights.data();

@@ -48,7 +48,7 @@ struct Op {
     int layer = 0, column = 0, column2 = 0, num_heads = 0, head_dim = 0, window = 0;
     int rope = -1;
     int next = -1;  // the linear op after a linear op
-    bool flag = false;
+    bool flag = false, precise = false;
     Activation activation = Activation::kSilu;
 };
 

@@ -38,7 +38,7 @@ void check_linear(const Case& one, Run& run) {
         std::vector<float> out(size_t(count) * width, -1.0f);
         if (before != nullptr) std::copy_n(before + size_t(first) * width, out.size(), out.begin());
         LinearArgs args{x + size_t(first) * size_t(k), k, count, int(pointers.size()), pointers.data(), out.data(),
-                        int(width), bias, before != nullptr, shared.get()};
+                        int(width), bias, before != nullptr, shared.get(), one.integer("precise") != 0};
         run.on_team(threads, [&](Worker& worker) { run.table.linear(args, worker); });
         std::string what = std::to_string(count) + " rows from " + std::to_string(first) + ", " + threads_text(threads);
         run.same(what, out.data(), expected + size_t(first) * width, out.size());

@@ -71,17 +71,19 @@ def linear_case(
     weights: list[tuple[str, int, np.ndarray]],
     bias: np.ndarray | None = None,
     before: np.ndarray | None = None,
+    precise: bool = False,
 ) -> None:
     """Both roundings of the products: the instruction sets', fused, and plain C++'s."""
     arrays: dict[str, Any] = {"x": x, "dtypes": [DTYPES_OF_CPP.index(d) for d, _, _ in weights]}
     arrays["rows"] = [rows for _, rows, _ in weights]
+    arrays["precise"] = int(precise)
     arrays.update({f"weight{i}": raw for i, (_, _, raw) in enumerate(weights)})
     if bias is not None:
         arrays["bias"] = bias
     if before is not None:
         arrays["before"] = before
     for key, fused in (("fused", True), ("rounded", False)):
-        arrays[key] = reference_linear.linear(x, weights, bias=bias, out=before, fused=fused)
+        arrays[key] = reference_linear.linear(x, weights, bias=bias, out=before, fused=fused, precise=precise)
     out.case(f"linear {name}", **arrays)
 
 
@@ -102,13 +104,17 @@ def linear(out: Vectors) -> None:
         for rows, k in shapes:
             x = normal(rng, 37, k) * np.exp(normal(rng, 37, 1))
             x[:, rng.integers(0, k, 2)] *= 30
-            linear_case(out, f"{dtype} [{rows}, {k}]", x, [weight(dtype, rows, k, rng)])
+            one = [weight(dtype, rows, k, rng)]
+            linear_case(out, f"{dtype} [{rows}, {k}]", x, one)
+            if dtype not in FLOATS:
+                linear_case(out, f"{dtype} [{rows}, {k}], precise", x, one, precise=True)
     parts = [("Q4_K", 33), ("Q6_K", 5), ("F16", 16), ("Q8_0", 1), ("Q2_K", 30)]
     weights = [weight(dtype, rows, 512, rng) for dtype, rows in parts]
     x, bias, before = normal(rng, 19, 512), normal(rng, 85), normal(rng, 19, 85)
     linear_case(out, "several weights", x, weights)
     linear_case(out, "bias", x, weights, bias=bias)
     linear_case(out, "bias and accumulation", x, weights, bias=bias, before=before)
+    linear_case(out, "bias and accumulation, precise", x, weights, bias=bias, before=before, precise=True)
     # More rows than a block of row tiles, more panels than a run.
     linear_case(out, "many rows", normal(rng, 290, 64), [weight("Q4_0", 150, 64, rng)])
     for dtype, (block, size, halves) in BLOCKS.items():
@@ -122,11 +128,17 @@ def linear(out: Vectors) -> None:
             x[1] = -1
             x[3, ::2] = -1
             linear_case(out, f"{dtype} filled with {fill}", x, [(dtype, 16, raw.ravel())])
+            x[:, 4::32] *= 2  # two int8 of 127
+            linear_case(
+                out, f"{dtype} filled with {fill}, precise", x, [(dtype, 16, raw.ravel())], precise=True
+            )
     for dtype in ("Q4_1", "Q8_0", "Q6_K"):
         x = normal(rng, 9, 512)
         x[1, 100], x[2, 511] = np.nan, -np.inf
         x[3], x[4, :64], x[5, ::3] = 0, 1e-38, -0.0
-        linear_case(out, f"{dtype} of special activations", x, [weight(dtype, 20, 512, rng)])
+        one = [weight(dtype, 20, 512, rng)]
+        linear_case(out, f"{dtype} of special activations", x, one)
+        linear_case(out, f"{dtype} of special activations, precise", x, one, precise=True)
 
 
 def embed(out: Vectors) -> None:
