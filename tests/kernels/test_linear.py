@@ -13,7 +13,7 @@ from leafage.kernels.native_linear import Linear
 from leafage.kernels.reference_linear import fma, linear, quantize_activations
 from tests.kernels.weight_blocks import BLOCKS, DTYPES, FLOATS, random_raw
 
-BATCHES = (1, 2, 3, 4, 5, 7, 9, 16, 17, 33, 64)
+BATCHES = (1, 2, 3, 4, 5, 7, 9, 11, 13, 16, 17, 33, 64)
 
 
 AMX = "avx512" in _native.variants() and _native.use_amx(True)
@@ -91,6 +91,19 @@ def test_many_row_blocks(variant: str) -> None:
         alone = np.concatenate([Linear().linear(x[i : i + 1], [weight]) for i in range(0, 531, 10)])
         for threads in (1, 2):
             assert_same_bits(Linear(threads).linear(x, [weight])[::10], alone)
+
+
+def test_every_panel_is_computed_once(variant: str) -> None:
+    """Long runs of panels are taken in parts, and by whoever has none left: outputs count how often."""
+    ones = [np.ones((rows, 1), np.float32) for rows in (16 * 300 - 3, 16 * 211)]
+    weights = [_native.PackedWeight("F32", len(one), 1, one.view(np.uint8).ravel()) for one in ones]
+    for threads in (1, 2, 3, 5):
+        line = Linear(threads)
+        for batch in (1, 6):
+            counts = np.zeros((batch, sum(map(len, ones))), np.float32)
+            for _ in range(100):
+                line.linear(np.ones((batch, 1), np.float32), weights, add_to=counts)
+            assert (counts == 100).all(), (threads, batch, np.unique(counts))
 
 
 @pytest.mark.parametrize("precise", [False, True])
