@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,21 +170,28 @@ def children_cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+COMMAND_LINE = "import sys; sys.path[:] = filter(None, sys.path); from leafage.cli import main; sys.exit(main())"
+"""`leafage` as installed: a checkout in the current folder has no kernels, and `-m` would take that."""
+
+
 def first_token_seconds(model: Path, threads: int) -> float:
     """From starting `leafage run` to the first byte of its answer.
 
     Raises:
         RuntimeError: no answer came.
     """
-    command = [sys.executable, "-m", "leafage", "run", "Hello", "--max-tokens", "1", "--model", str(model)]
-    began = time.perf_counter()
-    with subprocess.Popen(
-        [*command, "--threads", str(threads)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
-        first = process.stdout.read(1)
-        seconds = time.perf_counter() - began
-        process.stdout.read()
-    if not first or process.returncode:
-        raise RuntimeError(f"`{' '.join(command[1:])}` gave no answer (exit code {process.returncode})")
+    arguments = ["run", "Hello", "--max-tokens", "1", "--threads", str(threads), "--model", str(model)]
+    with tempfile.TemporaryFile("w+") as errors:
+        began = time.perf_counter()
+        with subprocess.Popen(
+            [sys.executable, "-c", COMMAND_LINE, *arguments], stdout=subprocess.PIPE, stderr=errors
+        ) as process:
+            assert process.stdout is not None
+            first = process.stdout.read(1)
+            seconds = time.perf_counter() - began
+            process.stdout.read()
+        if not first or process.returncode:
+            errors.seek(0)
+            why = (errors.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise RuntimeError(f"`leafage run` on {model.name}: exit code {process.returncode}; {why}")
     return seconds
