@@ -170,7 +170,9 @@ def children_cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-COMMAND_LINE = "import sys; sys.path[:] = filter(None, sys.path); from leafage.cli import main; sys.exit(main())"
+COMMAND_LINE = (
+    "import sys; sys.path[:] = filter(None, sys.path); from leafage.cli import main; sys.exit(main())"
+)
 """`leafage` as installed: a checkout in the current folder has no kernels, and `-m` would take that."""
 
 
