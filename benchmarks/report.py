@@ -1,9 +1,9 @@
-"""Writes docs/performance.md and its plots from what compare.py and growth.py measured.
+"""Writes docs/performance.md and its plots from what compare.py, growth.py and quality.py measured.
 
     python benchmarks/report.py [--folder docs/performance] [--page docs/performance.md]
 
-Reads compare.json and growth.json in the folder and puts the plots beside them. Needs matplotlib
-(`pip install '.[bench]'`).
+Reads compare.json, growth.json and quality.json in the folder and puts the plots beside them. Needs
+matplotlib (`pip install '.[bench]'`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=docs / "performance")
     parser.add_argument("--page", type=Path, default=docs / "performance.md")
     args = parser.parse_args()
-    compare, growth = (_read(args.folder / name) for name in ("compare.json", "growth.json"))
+    compare, growth, quality = (
+        _read(args.folder / f"{name}.json") for name in ("compare", "growth", "quality")
+    )
     plots.decode(growth, args.folder / "decode.svg")
     plots.scheduler(growth, args.folder / "scheduler.svg")
-    args.page.write_text(page.markdown(compare, growth))
+    args.page.write_text(page.markdown(compare, growth, quality))
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
-        raise SystemExit(f"{path} is missing: compare.py and growth.py write it") from None
+        raise SystemExit(
+            f"{path} is missing: compare.py, growth.py and quality.py write such files"
+        ) from None
     return found
 
 

@@ -14,8 +14,8 @@ from comparison.spread import Spread, digits
 COLUMNS = ("", "against", "ours", "beside", "", "wanted", "verdict", "CPU s", "others")
 
 
-def markdown(compare: dict[str, Any], growth: dict[str, Any]) -> str:
-    """The page, from what compare.py and growth.py wrote."""
+def markdown(compare: dict[str, Any], growth: dict[str, Any], quality: dict[str, Any]) -> str:
+    """The page, from what compare.py, growth.py and quality.py wrote."""
     template = string.Template(Path(__file__).with_name("page.md").read_text())
     return template.substitute(
         machine=_machine(compare),
@@ -25,6 +25,7 @@ def markdown(compare: dict[str, Any], growth: dict[str, Any]) -> str:
         decode=_decode(growth["decode"]["cells"]),
         scheduler_context=growth["scheduler"]["context"],
         scheduler=_scheduler(growth["scheduler"]["cells"]),
+        quality="\n\n".join(_quality(name, model) for name, model in quality["models"].items()),
     )
 
 
@@ -98,3 +99,29 @@ def _scheduler(cells: list[dict[str, Any]]) -> str:
         values = (cell["schedule"], cell["update"], both, both / cell["sequences"])
         rows.append([f"{cell['sequences']:,}", *(digits(1e6 * value) for value in values)])
     return _table(("running sequences", "schedule", "update", "both", "per sequence"), rows)
+
+
+def _quality(name: str, model: dict[str, Any]) -> str:
+    """One model's sides against float32; llama.cpp scores the second half of each window, so ours do too."""
+
+    def cells(side: str, f: dict[str, float]) -> list[str]:
+        change = f"{f['ratio'] - 1:+.2%} ± {f['ratio_error']:.2%}"
+        divergence = (f"{f['kl_mean']:.5f}", f"{f['kl_p999']:.4f}")
+        return [side, f"{f['perplexity']:.3f}", change, f"{f['top1']:.2%}", *divergence]
+
+    header = ("", "perplexity", "to float32", "top-1", "KL mean", "KL P99.9")
+    first = next(iter(model["leafage"].values()))
+    positions, exact = first["positions"], first["reference_perplexity"]
+    parts = [
+        f"**{name}**, {model['windows']} windows of {model['window']:,} tokens, {positions:,} positions; "
+        f"float32: {exact:.3f}",
+        _table(header, (cells(side, f) for side, f in model["leafage"].items())),
+    ]
+    if theirs := model.get("llamacpp"):
+        rows = [cells(side, f) for side, f in model["second_half"].items()]
+        parts += [
+            f"{name} beside llama.cpp's default settings, which stand against its own float32, "
+            f"{theirs['positions']:,} positions:",
+            _table(header, [*rows, cells("llama.cpp", theirs)]),
+        ]
+    return "\n\n".join(parts)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import quality
 from comparison import page, plan, plots, show
 from comparison.rows import Row, Table
 from comparison.runs import Record, Sample
@@ -161,6 +163,28 @@ GROWTH = {
     },
 }
 
+FIGURES = quality.Figures(
+    positions=1023,
+    perplexity=16.5,
+    reference_perplexity=16.46,
+    ratio=1.0024,
+    ratio_error=0.0011,
+    top1=0.9725,
+    kl_mean=0.00213,
+    kl_p999=0.0412,
+)
+QUALITY = {
+    "models": {
+        "smollm2": {
+            "windows": 1,
+            "window": 1024,
+            "leafage": {"avx512, 16-bit KV": asdict(FIGURES)},
+            "second_half": {"avx512, 16-bit KV": asdict(FIGURES)},
+            "llamacpp": asdict(FIGURES) | {"positions": 511, "top1": 0.9697},
+        }
+    }
+}
+
 
 def test_the_page_has_what_was_measured() -> None:
     samples = {(plan.OURS, "W1"): decoded(300, floors=40e9)}
@@ -174,9 +198,11 @@ def test_the_page_has_what_was_measured() -> None:
         "rows": [row.as_dict() for row in found],
         "record": Record(samples, floors={"W1, W2": [bench.Floors(4e10, 9e11, "dot", 2)]}).as_dict(),
     }
-    text = page.markdown(compare, GROWTH)
+    text = page.markdown(compare, GROWTH, QUALITY)
     assert "**75" in text and "| W1, W2 | 40.0 | 900 | dot |" in text
     assert "| 128 | 4.00 | - |" in text and "| 9 | 90.0 | 180 | 270 | 30.0 |" in text
+    assert "| avx512, 16-bit KV | 16.500 | +0.24% ± 0.11% | 97.25% | 0.00213 | 0.0412 |" in text
+    assert "511 positions" in text and "| llama.cpp | 16.500 | +0.24% ± 0.11% | 96.97% |" in text
     assert "$" not in text
 
 
