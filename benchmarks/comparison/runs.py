@@ -14,6 +14,9 @@ from comparison.sides import LEAFAGE, Side, Sides, say
 from leafage import bench
 
 MAX_IDLE_CPUS = 0.03
+MAX_STOLEN = 0.03
+"""CPUs that the host may take while a side works; short work is done again when it took more."""
+SHORT_SECONDS, MOST_TRIES = 5.0, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Sample:
         others, stolen: CPUs that other processes kept busy meanwhile, and that the host took.
         load: load average of the last minute, when it began.
         floors: the machine's right before and right after, where the step asked for them.
+        tries: how often it was done; this is the answer from which the host took least.
     """
 
     answer: dict[str, Any]
@@ -49,6 +53,7 @@ class Sample:
     stolen: float
     load: float
     floors: list[bench.Floors] = field(default_factory=list)
+    tries: int = 1
 
 
 @dataclass(slots=True)
@@ -134,29 +139,44 @@ class Runner:
     def run(self, step: Step) -> dict[str, Any] | None:
         """The answer to one step, None (and an error in the record) where the side failed."""
         key = (step.side, step.workload)
+        tries: list[tuple[Sample, dict[str, Any]]] = []
         try:
-            peer = self._sides.get(step.side)
-            floors = [bench.measure_floors(self._threads)] if step.floors else []
-            load, meter = bench.load_average(), machine.Meter(peer.pid)
-            answer = peer.run(
-                step.workload, step.work.prompts, step.work.output_lengths, reset_cache=step.reset_cache
-            )
-            others, stolen = meter.others()
-            floors += [bench.measure_floors(self._threads)] if step.floors else []
+            while not tries or self._again(step, tries[-1][0], len(tries)):
+                tries.append(self._try(step))
         except PeerError as error:
             self.record.errors[key] = str(error)
             self.record.samples.pop(key, None)
             return None
+        sample, answer = min(tries, key=lambda found: found[0].stolen)
+        sample.tries = len(tries)
+        if step.record and key not in self.record.errors:
+            self.record.samples.setdefault(key, []).append(sample)
+        self._tell(
+            f"  {step.side}, {step.workload}: {answer['wall']:.2f} s, CPU {answer['cpu']:.2f} s"
+            + (f", others {sample.others:.2f} CPUs" if sample.others >= 0.05 else "")
+            + (f", the host {sample.stolen:.2f}" if sample.stolen > MAX_STOLEN else "")
+            + (f", {len(tries)} tries" if len(tries) > 1 else "")
+        )
+        return answer
+
+    def _again(self, step: Step, sample: Sample, tries: int) -> bool:
+        """What reads the cache that it found has changed it."""
+        short = sample.answer["wall"] < SHORT_SECONDS and step.reset_cache and step.record
+        return short and sample.stolen > MAX_STOLEN and tries < MOST_TRIES
+
+    def _try(self, step: Step) -> tuple[Sample, dict[str, Any]]:
+        peer = self._sides.get(step.side)
+        floors = [bench.measure_floors(self._threads)] if step.floors else []
+        load, meter = bench.load_average(), machine.Meter(peer.pid)
+        answer = peer.run(
+            step.workload, step.work.prompts, step.work.output_lengths, reset_cache=step.reset_cache
+        )
+        others, stolen = meter.others()
+        floors += [bench.measure_floors(self._threads)] if step.floors else []
         kept = {name: value for name, value in answer.items() if name not in ("tokens", "output_tokens")}
         kept["num_output_tokens"] = sum(answer["output_tokens"])
         kept["num_prompt_tokens"] = step.work.num_prompt_tokens
-        if step.record and key not in self.record.errors:
-            self.record.samples.setdefault(key, []).append(Sample(kept, others, stolen, load, floors))
-        self._tell(
-            f"  {step.side}, {step.workload}: {answer['wall']:.2f} s, CPU {answer['cpu']:.2f} s"
-            + (f", others {others:.2f} CPUs" if others >= 0.05 else "")
-        )
-        return answer
+        return Sample(kept, others, stolen, load, floors), answer
 
     def _start(self, sides: Iterable[Side]) -> None:
         """All sides before the first measurement, so that none loads while another is measured."""

@@ -84,6 +84,19 @@ def test_floors_right_around_a_step(make, measured) -> None:
     assert runner.record.samples[OURS, "W1"][0].floors == [FLOORS] * 2 and len(measured) == 2
 
 
+def test_short_work_that_the_host_disturbed_is_done_again(make, monkeypatch) -> None:
+    """The least disturbed try counts; what finds its cache changed is not repeated."""
+    _, runner, told = make(leafage="well")
+    stolen = iter([0.5, 0.2, 0.01, 0.4, 0.3, 0.2, 0.1, 0.6])
+    monkeypatch.setattr(runs.machine.Meter, "others", lambda meter: (0.0, next(stolen)))
+    runner.run(Step(OURS, "W1", WORK))
+    runner.run(Step(OURS, "W1", WORK))
+    runner.run(Step(OURS, "W4cached", WORK, reset_cache=False))
+    samples = runner.record.samples[OURS, "W1"] + runner.record.samples[OURS, "W4cached"]
+    assert [(s.stolen, s.tries) for s in samples] == [(0.01, 3), (0.1, 4), (0.6, 1)]
+    assert told[0].endswith(", 3 tries") and told[1].endswith(", the host 0.10, 4 tries")
+
+
 @pytest.mark.parametrize(("behaviour", "same"), [("well", True), ("differs in a batch", False)])
 def test_tokens_are_compared_with_each_request_alone(make, behaviour: str, same: bool) -> None:
     _, runner, _ = make(leafage=behaviour)
