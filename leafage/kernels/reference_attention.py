@@ -5,7 +5,7 @@ size is a multiple of 16, else one run of the block's size.
 
 bfloat16: K of a run is [head_dim / 2, tokens, 2] and V is [tokens / 2, head_dim, 2], or [tokens, head_dim]
 when the run is odd. int8: a run begins with the float32 scales of its tokens; K is [head_dim, tokens]; V of a
-tile is [8, head_dim / 16, 2, 16], of another run [tokens, head_dim].
+tile is [8, head_dim / 16, 2, 16], of another run [tokens, head_dim]. K is rotated before it is quantized.
 """
 
 from __future__ import annotations
@@ -49,6 +49,22 @@ def quantize(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return q, np.where(finite, scale, np.float32(np.nan))
 
 
+def rotate(x: np.ndarray) -> np.ndarray:
+    """The orthonormal Walsh-Hadamard transform of the last axis, in blocks of the largest power of two that
+    divides its length; its own inverse. Sums and differences at distances 1, 2, 4, ..., one product."""
+    head_dim = x.shape[-1]
+    block = head_dim & -head_dim
+    distance = 1
+    with np.errstate(over="ignore", invalid="ignore"):  # the scale shows what is not finite
+        while distance < block:
+            pairs = x.reshape(-1, 2, distance)
+            first, second = pairs[:, 0], pairs[:, 1]
+            x = np.stack([first + second, first - second], axis=1).reshape(x.shape)
+            distance *= 2
+        rotated: np.ndarray = x * x.dtype.type(block**-0.5)
+    return rotated
+
+
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
     """K and V of one layer: `pool` is uint8 [num_blocks, bytes of a block], in the layout of `dtype`
@@ -75,11 +91,12 @@ def pack(k: np.ndarray, v: np.ndarray) -> PagedLayer:
 
 
 def pack_int8(k: np.ndarray, v: np.ndarray) -> PagedLayer:
-    """The pool of K and V given as float32 [num_blocks, block_size, num_kv_heads, head_dim], quantized."""
+    """The pool of K and V given as float32 [num_blocks, block_size, num_kv_heads, head_dim], K rotated, both
+    quantized."""
     num_blocks, block_size, num_kv_heads, head_dim = k.shape
     parts = []
     for x, is_v in ((k, False), (v, True)):
-        q, scale = quantize(x)
+        q, scale = quantize(x if is_v else rotate(x))
         runs = _runs_of(q)
         shape, tokens = runs.shape[:3], runs.shape[3]
         if not is_v:
@@ -112,8 +129,8 @@ def unpack(layer: PagedLayer) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unpack_int8(layer: PagedLayer) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """The inverse of `pack_int8`: K and V as (q int8 [num_blocks, block_size, num_kv_heads, head_dim],
-    scale float32 [num_blocks, block_size, num_kv_heads])."""
+    """The inverse of `pack_int8`: K, still rotated, and V, as (q int8 [num_blocks, block_size, num_kv_heads,
+    head_dim], scale float32 [num_blocks, block_size, num_kv_heads])."""
     assert layer.dtype == "int8"
     runs, tokens, head_dim = _runs_in(layer)
     found = []
@@ -144,11 +161,13 @@ def _tokens_of(runs: np.ndarray, layer: PagedLayer) -> np.ndarray:
 
 
 def values(layer: PagedLayer) -> tuple[np.ndarray, np.ndarray]:
-    """(k, v) as they are read, exactly: float64 [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """(k, v) as they are read: float64 [num_blocks, block_size, num_kv_heads, head_dim]. K of int8 is rotated
+    back; all others are exact."""
     if layer.dtype == "bfloat16":
         k, v = (from_bf16(bits).astype(np.float64) for bits in unpack(layer))
     else:
         k, v = (q.astype(np.float64) * scale[..., None] for q, scale in unpack_int8(layer))
+        k = rotate(k)
     return k, v
 
 

@@ -13,6 +13,7 @@ from leafage.kernels.reference_attention import (
     pack,
     pack_int8,
     quantize,
+    rotate,
     to_bf16,
 )
 from leafage.kernels.step_inputs import StepInputs
@@ -109,19 +110,26 @@ def error_bound(
     Rounding the query to bf16 (2^-9 relative) moves a score by at most d = 2^-9 * scale * sum |q||k|, which
     moves normalized weights by e^(2d); weights themselves are rounded to bf16 once more. Float variants only
     round in float32 (2^-24 per operation, head_dim of them per score, one more for the scales of int8).
+    Of int8, q and k are rotated; each sum of that rotation is rounded, relative to the sum of all |q| in it.
     """
     head_dim = sequences.head_dim
     num_heads = q.shape[1] // head_dim
     group = num_heads // sequences.num_kv_heads
     step = 2.0**-9 if bf16 else 2.0**-24 * (head_dim / 2 + 5)
+    block = head_dim & -head_dim
     rows = []
     for s, start, end in pieces:
-        k = np.abs(from_bf16(sequences.k[s][:end]))
+        k = from_bf16(sequences.k[s][:end])
         if sequences.dtype == "int8":
-            values, scales = quantize(k)
+            values, scales = quantize(rotate(k))
             k = values * scales[..., None]
+        k = np.abs(k)
         for position in range(start, end):
-            heads = np.abs(sequences.q[s][position]).reshape(num_heads, head_dim)
-            reach = [(k[:, h // group] @ heads[h]).max() for h in range(num_heads)]
-            rows.append(np.expm1(2 * step * scale * np.array(reach)) + step + 1e-6)
+            heads = sequences.q[s][position].reshape(num_heads, head_dim)
+            moved = step * np.abs(heads)
+            if sequences.dtype == "int8":
+                sums = np.abs(heads).reshape(-1, block).sum(axis=1).repeat(block).reshape(heads.shape)
+                moved = step * np.abs(rotate(heads)) + 2.0**-24 * np.log2(2 * block) * block**-0.5 * sums
+            reach = [(k[:, h // group] @ moved[h]).max() for h in range(num_heads)]
+            rows.append(np.expm1(2 * scale * np.array(reach)) + step + 1e-6)
     return np.array(rows)

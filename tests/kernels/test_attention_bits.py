@@ -20,6 +20,7 @@ SHAPES = {
     "mha": (2, 2, 80, "bfloat16"),
     "smollm2-int8": (3, 9, 64, "int8"),
     "mha-int8": (2, 2, 80, "int8"),
+    "gemma3-int8": (1, 4, 256, "int8"),
 }
 OPTIONS = {"full": {}, "window": {"window": 90}, "wide window": {"window": 300}, "softcap": {"softcap": 3.0}}
 

@@ -15,6 +15,8 @@
 // int8. scale = max|x| / 127 over a token's head, q = round(x / scale). Integers up to 127 are exact in bf16, so the
 // kernels of the scores and values are those of bf16; a score is multiplied by the scale of its K, and a weight p by
 // that of its V, in float. A head with a value that is not finite has scale NaN; one below 127 * FLT_MIN is 0.
+// K is rotated before, and q when it is loaded: by an orthonormal Walsh-Hadamard matrix, which leaves scores as they
+// are (attention_rotate.h). A head of K beyond FLT_MAX / head_dim may overflow there and have scale NaN.
 //
 // Contract. For one row and head the float operations depend on its position and on K and V of the positions it
 // sees, on nothing else: not on block size, other rows, chunking, number of threads or who computes what.

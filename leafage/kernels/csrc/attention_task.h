@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "attention_plan.h"
+#include "attention_rotate.h"
 #include "attention_tiles.h"
 #if defined(LEAFAGE_BF16)
 #include "attention_dot.h"
@@ -251,14 +252,12 @@ class Attend {
 
     void load_queries(const Task& t) {
         int hd = a_.kv.head_dim;
-        simd::V16 scale = simd::splat(scale_);
         Operand* to = reinterpret_cast<Operand*>(s_.q);
         for (int h = 0; h < t.num_heads; ++h)
             for (int i = 0; i < t.num_queries; ++i)
                 for (int g = 0; g < plan_.group_heads; ++g, to += hd) {
                     const float* q = a_.q + row_of(t, i) * a_.ldq + query_head(t.head + h, g) * hd;
-                    for (int d = 0; d < hd; d += 16)
-                        A::store(to + d, simd::mul(simd::load(q + d), scale));
+                    load_query(a_.kv, q, scale_, [to](int d, const simd::V16& x) { A::store(to + d, x); });
                 }
     }
 

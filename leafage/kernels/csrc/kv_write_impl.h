@@ -2,6 +2,7 @@
 #pragma once
 #include <cfloat>
 
+#include "attention_rotate.h"
 #include "kv_runs.h"
 #include "simd16.h"
 
@@ -54,6 +55,11 @@ static float quantize_head(const float* x, int hd, int8_t (&q)[kMaxHeadDim]) {
 
 static void write_int8(const KVLayer& kv, const Runs& runs, const float* x, int at, uint8_t* to, bool is_v) {
     int hd = kv.head_dim;
+    float rotated[kMaxHeadDim];
+    if (!is_v) {
+        rotate_head(x, hd, 1.0f, [&](int d, const simd::V16& values) { simd::store(rotated + d, values); });
+        x = rotated;
+    }
     int8_t q[kMaxHeadDim];
     float scale = quantize_head(x, hd, q);
     std::memcpy(to + size_t(at) * sizeof scale, &scale, sizeof scale);

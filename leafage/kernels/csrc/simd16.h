@@ -54,6 +54,14 @@ static inline V16 copy_sign(V16 a, V16 sign) {
 static inline V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
+// Lanes i and i + S of each 2 * S (S: 1, 2, 4 or 8) become their sum and their difference.
+template <int S>
+static inline V16 butterfly(V16 a) {
+    constexpr __mmask16 differences = S == 1 ? 0xaaaa : S == 2 ? 0xcccc : S == 4 ? 0xf0f0 : 0xff00;
+    constexpr int swap = S == 1 || S == 4 ? 0xb1 : 0x4e;
+    __m512 other = S < 4 ? _mm512_permute_ps(a.v, swap) : _mm512_shuffle_f32x4(a.v, a.v, swap);
+    return {_mm512_mask_sub_ps(_mm512_add_ps(a.v, other), differences, other, a.v)};
+}
 // Lanes first .. last of a, -inf elsewhere.
 static inline V16 keep_lanes(V16 a, int first, int last) {
     __mmask16 m = __mmask16((0xffffu << first) & (0xffffu >> (15 - last)));
@@ -113,6 +121,16 @@ static inline V16 copy_sign(V16 x, V16 sign) {
 static inline V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
+template <int S>
+static inline __m256 butterfly8(__m256 x) {
+    __m256 other = S == 4 ? _mm256_permute2f128_ps(x, x, 1) : _mm256_permute_ps(x, S == 1 ? 0xb1 : 0x4e);
+    return _mm256_blend_ps(_mm256_add_ps(x, other), _mm256_sub_ps(other, x), S == 1 ? 0xaa : S == 2 ? 0xcc : 0xf0);
+}
+template <int S>
+static inline V16 butterfly(V16 x) {
+    if constexpr (S == 8) return {_mm256_add_ps(x.a, x.b), _mm256_sub_ps(x.a, x.b)};
+    else return {butterfly8<S>(x.a), butterfly8<S>(x.b)};
 }
 static inline __m256 keep_lanes8(__m256 x, int base, int first, int last) {
     __m256i i = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(base));
@@ -219,6 +237,27 @@ static inline V16 copy_sign(V16 a, const V16& s) {
 static inline V16 select_less(const V16& a, const V16& b, V16 x, const V16& y) {
     LEAFAGE_EACH(i) x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
     return x;
+}
+template <int S>
+static inline V16 butterfly(V16 a) {
+    if constexpr (S >= 4) {
+        constexpr int step = S / 4;
+        for (int i = 0; i < 4; ++i) {
+            if (i & step) continue;
+            const F4 first = a.v[i], second = a.v[i + step];
+            a.v[i] = first + second;
+            a.v[i + step] = first - second;
+        }
+    } else {
+        constexpr int32_t minus = std::numeric_limits<int32_t>::min();
+        const I4 signs = S == 1 ? I4{0, minus, 0, minus} : I4{0, 0, minus, minus};
+        LEAFAGE_EACH(i) {
+            const F4 x = a.v[i];
+            const F4 other = S == 1 ? F4{x[1], x[0], x[3], x[2]} : F4{x[2], x[3], x[0], x[1]};
+            a.v[i] = other + (F4)((I4)x ^ signs);
+        }
+    }
+    return a;
 }
 static inline V16 keep_lanes(const V16& a, int first, int last) {
     float x[16];

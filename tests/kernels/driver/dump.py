@@ -209,33 +209,36 @@ def elementwise(out: Vectors) -> None:
 
 def kv_write(out: Vectors) -> None:
     rng = np.random.default_rng(4)
-    for block_size in (1, 3, 8, 16, 24, 32):
-        heads, head_dim, num_blocks = 3, 48, 60 // block_size + 2
+    shapes = [(size, 48) for size in (1, 3, 8, 16, 24, 32)] + [(16, dim) for dim in (16, 32, 64, 128, 256)]
+    for block_size, head_dim in shapes:
+        heads, num_blocks = 3, 60 // block_size + 2
+        width = heads * head_dim
+        columns = {"k_column": 10, "v_column": width + 26}
         shape = (num_blocks, block_size, heads, head_dim)
         k, v = (rng.integers(0, 2**15, shape).astype(np.uint16) for _ in "kv")
         before = reference_attention.pack(k, v).pool.copy()
-        x = (normal(rng, 40, 320) * 10.0 ** rng.integers(-30, 30, (40, 1))).astype(np.float32)
+        x = (normal(rng, 40, 2 * width + 32) * 10.0 ** rng.integers(-30, 30, (40, 1))).astype(np.float32)
         x[3, 10:13] = [np.nan, np.inf, -np.inf]
         slots = rng.permutation(num_blocks * block_size)[:40].astype(np.int32)
         slots[7] = slots[30] = -1
         kept = slots >= 0
-        for target, column in ((k, 10), (v, 170)):
-            values = to_bf16(x[kept, column : column + heads * head_dim]).reshape(-1, heads, head_dim)
+        for target, column in ((k, 10), (v, width + 26)):
+            values = to_bf16(x[kept, column : column + width]).reshape(-1, heads, head_dim)
             target.reshape(-1, heads, head_dim)[slots[kept]] = values
         out.case(
-            f"kv_write block size {block_size}", pool=before, block_size=block_size, num_kv_heads=heads,
-            head_dim=head_dim, x=x, k_column=10, v_column=170, slots=slots, int8=0,
+            f"kv_write block size {block_size}, heads of {head_dim}", pool=before,
+            block_size=block_size, num_kv_heads=heads, head_dim=head_dim, x=x, **columns, slots=slots, int8=0,
             expected=reference_attention.pack(k, v).pool,
         )  # fmt: skip
         k, v = normal(rng, *shape), normal(rng, *shape)
         before = reference_attention.pack_int8(k, v).pool.copy()
         x[4], x[5] = 0, 3e38
-        for target, column in ((k, 10), (v, 170)):
-            values = x[kept, column : column + heads * head_dim].reshape(-1, heads, head_dim)
+        for target, column in ((k, 10), (v, width + 26)):
+            values = x[kept, column : column + width].reshape(-1, heads, head_dim)
             target.reshape(-1, heads, head_dim)[slots[kept]] = values
         out.case(
-            f"kv_write int8, block size {block_size}", pool=before, block_size=block_size, num_kv_heads=heads,
-            head_dim=head_dim, x=x, k_column=10, v_column=170, slots=slots, int8=1,
+            f"kv_write int8, block size {block_size}, heads of {head_dim}", pool=before,
+            block_size=block_size, num_kv_heads=heads, head_dim=head_dim, x=x, **columns, slots=slots, int8=1,
             expected=reference_attention.pack_int8(k, v).pool,
         )  # fmt: skip
     pool = rng.integers(0, 256, (9, 200), dtype=np.uint8)
