@@ -2,6 +2,7 @@
 
     python benchmarks/compare.py                          # all rows; about 20 minutes
     python benchmarks/compare.py --rows w1 w2 --json out.json
+    python benchmarks/compare.py --rows w1 w2 --update out.json   # some rows again
 
 `peers/setup` installs the peers. Each side runs in a process of its own; repetitions are interleaved, so that
 both sides of a ratio see the same machine, and the machine's floors are measured around each. Run it on an
@@ -24,6 +25,7 @@ from comparison import llama1b, machine, plan, show
 from comparison.rows import TOKENS_DIFFER, Row, Table
 from comparison.runs import Record, Runner
 from comparison.sides import LEAFAGE, Files, Sides, say
+from comparison.update import updated
 from peers import client, expected
 
 from leafage import bench, store
@@ -54,9 +56,15 @@ def main() -> int:
     print(show.footer(report))
     if not known:
         print("no figures of the peers are known on this CPU: whether they are set up well was not checked")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
-        say(f"written: {args.json}")
+    if args.update:
+        try:
+            report = updated(json.loads(args.update.read_text()), report)
+        except ValueError as error:
+            say(f"{args.update} stays as it is: {error}")
+            args.update = None
+    if file := args.json or args.update:
+        file.write_text(json.dumps(report, indent=1) + "\n")
+        say(f"written: {file}")
     return _exit_code(table)
 
 
@@ -71,9 +79,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="SmolLM2-135M Q4_1: a name or a file")
     parser.add_argument("--gemma", default="gemma3-270m", help="Gemma 3 270M Q4_K_M: a name or a file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every number, for report.py")
+    parser.add_argument(
+        "--update", type=Path, metavar="FILE", help="an earlier --json: put these rows into it"
+    )
     args = parser.parse_args()
     if args.repetitions < 1 or args.threads < 1:
         parser.error("--repetitions and --threads must be at least 1")
+    if args.update and not args.update.is_file():
+        parser.error(f"--update must be a file that --json wrote, got {args.update}")
     args.peers = args.peers.resolve()
     return args
 

@@ -42,6 +42,16 @@ def _machine(compare: dict[str, Any]) -> str:
         f"{compare['date'][:10]}, {machine['cpu']}, {machine['cores']} cores, {memory:.0f} GB. "
         f"{machine['threads']} threads, kernels {machine['kernels']}, {compare['repetitions']} repetitions. "
         f"Load average {load['before']:.2f} before and {load['after']:.2f} after. {versions}."
+        + "".join(f" {_again(again)}" for again in compare.get("again", []))
+    )
+
+
+def _again(again: dict[str, Any]) -> str:
+    """Which rows were measured later than the others."""
+    load = again["load"]
+    return (
+        f"Measured again at {again['date'][11:16]} UTC (load {load['before']:.2f}), as the machine had been "
+        f"disturbed: {', '.join(again['rows'])}."
     )
 
 

@@ -1,0 +1,56 @@
+"""Rows that were measured again, in the report of a whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from comparison.update import updated
+
+
+def report(date: str, rows: dict[str, float], samples: dict[str, float], **others: Any) -> dict[str, Any]:
+    return {
+        "date": date,
+        "machine": {"cpu": "a CPU", "threads": 2},
+        "repetitions": 1,
+        "versions": {"leafage": "0.1.0"},
+        "load": {"before": 0.1, "after": 1.0},
+        "rows": [{"title": title, "against": "vLLM", "ours": [value]} for title, value in rows.items()],
+        "record": {
+            "samples": [
+                {"side": "ours", "workload": workload, "wall": wall} for workload, wall in samples.items()
+            ],
+            "errors": [],
+            "floors": {workload: [wall] for workload, wall in samples.items()},
+            "checks": {},
+        },
+        **others,
+    }
+
+
+def test_rows_and_what_they_were_made_of_are_replaced() -> None:
+    whole = report("2026-01-01T10:00:00", {"W1": 1.0, "W3": 3.0}, {"W1": 1.0, "W3": 3.0})
+    whole["record"]["errors"] = [{"side": "theirs", "workload": "W1", "error": "failed"}]
+    again = report("2026-01-01T11:00:00", {"W1": 1.5, "W2": 2.0}, {"W1": 1.5, "W2": 2.0})
+    again["record"]["samples"].append({"side": "theirs", "workload": "W1", "wall": 9.0})
+    found = updated(whole, again)
+    assert [(row["title"], row["ours"]) for row in found["rows"]] == [
+        ("W1", [1.5]),
+        ("W3", [3.0]),
+        ("W2", [2.0]),
+    ]
+    walls = {(s["side"], s["workload"]): s["wall"] for s in found["record"]["samples"]}
+    assert walls == {("ours", "W3"): 3.0, ("ours", "W1"): 1.5, ("ours", "W2"): 2.0, ("theirs", "W1"): 9.0}
+    assert found["record"]["errors"] == [] and found["record"]["floors"]["W1"] == [1.5]
+    assert found["date"] == whole["date"]
+    assert found["again"] == [{"date": "2026-01-01T11:00:00", "load": again["load"], "rows": ["W1", "W2"]}]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"machine": {"cpu": "another"}}, "machine"), ({"versions": {"leafage": "0.2.0"}}, "leafage 0.1.0")],
+)
+def test_other_machines_and_versions_are_refused(change: dict[str, Any], message: str) -> None:
+    whole = report("2026-01-01T10:00:00", {"W1": 1.0}, {})
+    with pytest.raises(ValueError, match=message):
+        updated(whole, report("2026-01-01T11:00:00", {"W1": 1.0}, {}, **change))
