@@ -51,7 +51,7 @@ def _again(again: dict[str, Any]) -> str:
     load = again["load"]
     return (
         f"Measured again at {again['date'][11:16]} UTC (load {load['before']:.2f}), as the machine had been "
-        f"disturbed: {', '.join(again['rows'])}."
+        f"disturbed: {', '.join(again['groups'])}."
     )
 
 

@@ -18,23 +18,29 @@ def updated(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         before = old["versions"].get(engine, version)
         if before != version:
             raise ValueError(f"the report to update has {engine} {before}, this run {version}")
-    rows = {(row["title"], row["against"]): row for row in new["rows"]}
-    titles = [(row["title"], row["against"]) for row in old["rows"]]
+    groups = {row["group"] for row in new["rows"]}
+    rows: list[dict[str, Any]] = []
+    for row in [*old["rows"], *new["rows"]]:
+        if row["group"] not in groups:
+            rows.append(row)
+        elif row["group"] not in {done["group"] for done in rows}:  # all of them where the first one stood
+            rows += [again for again in new["rows"] if again["group"] == row["group"]]
     record, instead = dict(old["record"]), new["record"]
-    again = {(entry["side"], entry["workload"]) for name in ("samples", "errors") for entry in instead[name]}
+    measured = {
+        (entry["side"], entry["workload"]) for name in ("samples", "errors") for entry in instead[name]
+    }
     for kind in ("samples", "errors"):
-        kept = [entry for entry in record[kind] if (entry["side"], entry["workload"]) not in again]
+        kept = [entry for entry in record[kind] if (entry["side"], entry["workload"]) not in measured]
         record[kind] = kept + instead[kind]
     for kind in ("floors", "checks"):
         record[kind] = {**record[kind], **instead[kind]}
     return {
         **old,
         "versions": {**old["versions"], **new["versions"]},
-        "rows": [rows.get(title, row) for title, row in zip(titles, old["rows"], strict=True)]
-        + [row for title, row in rows.items() if title not in titles],
+        "rows": rows,
         "record": record,
         "again": [
             *old.get("again", []),
-            {"date": new["date"], "load": new["load"], "rows": sorted({title for title, _ in rows})},
+            {"date": new["date"], "load": new["load"], "groups": sorted(groups)},
         ],
     }

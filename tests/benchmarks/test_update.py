@@ -15,7 +15,9 @@ def report(date: str, rows: dict[str, float], samples: dict[str, float], **other
         "repetitions": 1,
         "versions": {"leafage": "0.1.0"},
         "load": {"before": 0.1, "after": 1.0},
-        "rows": [{"title": title, "against": "vLLM", "ours": [value]} for title, value in rows.items()],
+        "rows": [
+            {"group": title.split()[0], "title": title, "ours": [value]} for title, value in rows.items()
+        ],
         "record": {
             "samples": [
                 {"side": "ours", "workload": workload, "wall": wall} for workload, wall in samples.items()
@@ -29,9 +31,9 @@ def report(date: str, rows: dict[str, float], samples: dict[str, float], **other
 
 
 def test_rows_and_what_they_were_made_of_are_replaced() -> None:
-    whole = report("2026-01-01T10:00:00", {"W1": 1.0, "W3": 3.0}, {"W1": 1.0, "W3": 3.0})
+    whole = report("2026-01-01T10:00:00", {"W1": 1.0, "W3": 3.0, "best Q4_0": 0.5}, {"W1": 1.0, "W3": 3.0})
     whole["record"]["errors"] = [{"side": "theirs", "workload": "W1", "error": "failed"}]
-    again = report("2026-01-01T11:00:00", {"W1": 1.5, "W2": 2.0}, {"W1": 1.5, "W2": 2.0})
+    again = report("2026-01-01T11:00:00", {"W1": 1.5, "W2": 2.0, "best Q8_0": 0.6}, {"W1": 1.5, "W2": 2.0})
     again["record"]["samples"].append({"side": "theirs", "workload": "W1", "wall": 9.0})
     found = updated(whole, again)
     assert [(row["title"], row["ours"]) for row in found["rows"]] == [
@@ -43,7 +45,9 @@ def test_rows_and_what_they_were_made_of_are_replaced() -> None:
     assert walls == {("ours", "W3"): 3.0, ("ours", "W1"): 1.5, ("ours", "W2"): 2.0, ("theirs", "W1"): 9.0}
     assert found["record"]["errors"] == [] and found["record"]["floors"]["W1"] == [1.5]
     assert found["date"] == whole["date"]
-    assert found["again"] == [{"date": "2026-01-01T11:00:00", "load": again["load"], "rows": ["W1", "W2"]}]
+    assert found["again"] == [
+        {"date": "2026-01-01T11:00:00", "load": again["load"], "groups": ["W1", "W2", "best"]}
+    ]
 
 
 @pytest.mark.parametrize(
