@@ -39,6 +39,7 @@ def test_rows_and_what_they_were_made_of_are_replaced() -> None:
     assert [(row["title"], row["ours"]) for row in found["rows"]] == [
         ("W1", [1.5]),
         ("W3", [3.0]),
+        ("best Q8_0", [0.6]),
         ("W2", [2.0]),
     ]
     walls = {(s["side"], s["workload"]): s["wall"] for s in found["record"]["samples"]}
