@@ -39,6 +39,7 @@ DEFAULT_REPETITIONS = 3
 def main() -> int:
     args = _arguments()
     rows = set(args.rows or plan.ROWS)
+    before = _earlier(args.update)
     load = bench.load_average()
     if load > bench.BUSY_LOAD:
         say(f"warning: the machine is busy (load average {load:.1f}): only an idle one tells")
@@ -56,9 +57,9 @@ def main() -> int:
     print(show.footer(report))
     if not known:
         print("no figures of the peers are known on this CPU: whether they are set up well was not checked")
-    if args.update:
+    if before is not None:
         try:
-            report = updated(json.loads(args.update.read_text()), report)
+            report = updated(before, report)
         except ValueError as error:
             say(f"{args.update} stays as it is: {error}")
             args.update = None
@@ -85,10 +86,20 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.repetitions < 1 or args.threads < 1:
         parser.error("--repetitions and --threads must be at least 1")
-    if args.update and not args.update.is_file():
-        parser.error(f"--update must be a file that --json wrote, got {args.update}")
     args.peers = args.peers.resolve()
     return args
+
+
+def _earlier(file: Path | None) -> dict[str, Any] | None:
+    """The report to update, read before anything is measured."""
+    if file is None:
+        return None
+    try:
+        report: dict[str, Any] = json.loads(file.read_text())
+        report["rows"], report["record"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"--update takes a file that --json wrote; {file}: {error!r}") from error
+    return report
 
 
 def _files(args: argparse.Namespace, rows: set[str]) -> Files:

@@ -36,9 +36,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
-        raise SystemExit(
-            f"{path} is missing: compare.py, growth.py and quality.py write such files"
-        ) from None
+        raise SystemExit(f"{path} is missing: benchmarks/{path.stem}.py --json writes it") from None
     return found
 
 

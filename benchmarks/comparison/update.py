@@ -11,13 +11,20 @@ def updated(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the two are not of one machine, or of other versions or settings.
     """
-    for name in ("machine", "repetitions"):
-        if old[name] != new[name]:
-            raise ValueError(f"the report to update has {name} {old[name]}, this run {new[name]}")
-    for engine, version in new["versions"].items():
-        before = old["versions"].get(engine, version)
-        if before != version:
-            raise ValueError(f"the report to update has {engine} {before}, this run {version}")
+    both = old["versions"].keys() & new["versions"].keys()
+    old_side, new_side = (
+        {
+            "machine": report["machine"],
+            "repetitions": report["repetitions"],
+            "versions": {engine: report["versions"][engine] for engine in sorted(both)},
+        }
+        for report in (old, new)
+    )
+    for name, before in old_side.items():
+        if before != new_side[name]:
+            raise ValueError(
+                f"{name}: {before} in the report, {new_side[name]} in this run; measure all rows again"
+            )
     groups = {row["group"] for row in new["rows"]}
     rows: list[dict[str, Any]] = []
     for row in [*old["rows"], *new["rows"]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import compare
 import pytest
 from comparison.update import updated
 
@@ -53,9 +55,21 @@ def test_rows_and_what_they_were_made_of_are_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"machine": {"cpu": "another"}}, "machine"), ({"versions": {"leafage": "0.2.0"}}, "leafage 0.1.0")],
+    [
+        ({"machine": {"cpu": "another"}}, "machine"),
+        ({"versions": {"leafage": "0.2.0"}}, "versions: .*0.1.0.* in the report"),
+    ],
 )
 def test_other_machines_and_versions_are_refused(change: dict[str, Any], message: str) -> None:
     whole = report("2026-01-01T10:00:00", {"W1": 1.0}, {})
     with pytest.raises(ValueError, match=message):
         updated(whole, report("2026-01-01T11:00:00", {"W1": 1.0}, {}, **change))
+
+
+@pytest.mark.parametrize("text", [None, "no JSON", "[]", "{}"])
+def test_what_is_no_report_is_refused_before_anything_is_measured(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "out.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit, match=r"--update takes a file that --json wrote; .*out.json"):
+        compare._earlier(file)

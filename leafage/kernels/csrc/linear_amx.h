@@ -11,7 +11,7 @@ struct AmxKernels {
     // As tile_groups for 16 rows, on unpacked weights: [precise][subgroups - 1][has_min]. Precise ones take the codes
     // that VNNI takes, the others signed codes.
     void (*tile[2][2][2])(const uint8_t* weights, int begin, int end, const uint8_t* tile, const TileLayout&,
-                       size_t aux_at, float* acc);
+                          size_t aux_at, float* acc);
 };
 
 // Null when this build, the CPU or the operating system has no AMX, or when it is turned off.

@@ -80,13 +80,13 @@ struct Panel {
 
 // The beginning of this member's run.
 static inline const uint8_t* first_panel(int num_weights, const PackedWeight* const* weights, const Worker& worker) {
-    return Panel(weights, int(int64_t(num_panels(num_weights, weights)) * worker.index / worker.count)).data();
+    return Panel(weights, worker.first_of_run(num_panels(num_weights, weights), worker.index)).data();
 }
 
 // Few rows wait for memory: each member reads its panels as one stream, at whose end it fetches the next call's.
 static void few_rows(const LinearArgs& a, const RowTiles& x, Worker& worker) {
     float* acc = reinterpret_cast<float*>(worker.scratch + kUnpackBytes);
-    const int end = worker.first_of_run(worker.index + 1);
+    const int end = worker.first_of_run(worker.tasks, worker.index + 1);
     for (int first, last; worker.next_of_run(first, last);)
         for (int number = first; number < last; ++number) {
             const Panel panel(a.weights, number);
@@ -161,7 +161,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
     const int k = a.weights[0]->cols;
     unsigned mask = 0;
     for (int i = 0; i < a.num_weights; ++i) mask |= 1u << aux_of(a.weights[i]->format());
-    const bool amx = LEAFAGE_HAS_AMX && mask != 1u << kFloatRows && amx_kernels() != nullptr;
+    const AmxKernels* amx = LEAFAGE_HAS_AMX && mask != 1u << kFloatRows ? amx_kernels() : nullptr;
     const bool few = a.rows <= (amx ? kDirectRowsBesideAmx : kDirectRows);
     if (few) {
         worker.begin_runs(num_panels(a.num_weights, a.weights));
@@ -169,8 +169,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
     }
     if (a.precise && (mask & kQuantizedMask)) mask |= 1u << kPrecise;
     const int tile_rows = few ? kernel_rows(a.rows) : kTileRows;
-    RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), nullptr};
-    if (amx && !few) x.amx = amx_kernels();
+    RowTiles x{a.shared, TileLayout(tile_rows, k, mask), a.rows, int(ceil_div(a.rows, tile_rows)), few ? nullptr : amx};
     if (a.rows <= kPrivateRows && x.layout.bytes <= kPrivateBytes) {
         // Cheaper for every thread to quantize the few rows itself than to wait for the others.
         uint8_t* tile = worker.scratch + kUnpackBytes + kAccBytes;
@@ -186,7 +185,10 @@ static void linear(const LinearArgs& a, Worker& worker) {
         }
         worker.barrier();
     }
-    few ? few_rows(a, x, worker) : many_rows(a, x, worker);
+    if (few)
+        few_rows(a, x, worker);
+    else
+        many_rows(a, x, worker);
 }
 
 // Every line that holds something of a row: a row is one lane of its panel, spread over all of its lines.

@@ -139,8 +139,8 @@ void Worker::begin_runs(int n) {
 
 bool Worker::next_of_run(int& first, int& last) {
     if (share != Share::kParts) {
-        first = first_of_run(index);
-        last = first_of_run(index + 1);
+        first = first_of_run(tasks, index);
+        last = first_of_run(tasks, index + 1);
         const bool some = share == Share::kWhole && first < last;
         share = Share::kNothing;
         return some;
@@ -152,8 +152,8 @@ bool Worker::next_of_run(int& first, int& last) {
         uint64_t seen = run.load(std::memory_order_relaxed);
         // Whoever comes first makes the run: a member that is late must not hold up the others.
         const bool made = (seen >> 2 * kTaskBits) == (num_shared_runs & 0xffff);
-        const int begin = made ? begin_of(seen) : first_of_run(owner);
-        const int end = made ? end_of(seen) : first_of_run(owner + 1);
+        const int begin = made ? begin_of(seen) : first_of_run(tasks, owner);
+        const int end = made ? end_of(seen) : first_of_run(tasks, owner + 1);
         if (end - begin < (i == 0 ? 1 : kLeastStolen)) {
             ++i;
         } else if (i == 0) {

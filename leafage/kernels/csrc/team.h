@@ -32,8 +32,8 @@ struct alignas(64) Worker {
     // begin_runs with the same number of tasks (below 2^24), then next_of_run until there is none: first .. last - 1.
     void begin_runs(int tasks);
     bool next_of_run(int& first, int& last);
-    // The first task of a member's run, or `tasks` for the member after the last one.
-    int first_of_run(int member) const { return int(int64_t(tasks) * member / count); }
+    // The first of n tasks in a member's run, or n for the member after the last one.
+    int first_of_run(int n, int member) const { return int(int64_t(n) * member / count); }
 
     enum class Share { kNothing, kWhole, kParts };
     Share share = Share::kNothing;  // how the runs of the last begin_runs are taken
