@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -157,8 +160,9 @@ def pull(name: str) -> Path:
     return path
 
 
-def open_llm(model: str, settings: dict[str, Any]) -> LLM:
-    """Load a model, pulled first if need be, and say the memory plan."""
+@contextmanager
+def open_llm(model: str, settings: dict[str, Any]) -> Iterator[LLM]:
+    """Load a model, pulled first if need be, and say the memory plan. The command ends with this context."""
     config = EngineConfig.from_kwargs(model=model, **settings)  # refuse a wrong setting before any download
     find_model(model)
     from leafage.llm import LLM
@@ -170,8 +174,13 @@ def open_llm(model: str, settings: dict[str, Any]) -> LLM:
     # must not freeze: objects of its user that are garbage later would never be found.
     gc.freeze()
     atexit.register(gc.unfreeze)  # what leaves in an orderly way is not reported as leaked
-    say(plan_line(llm.build))
-    return llm
+    try:
+        say(plan_line(llm.build))
+        yield llm
+    finally:
+        # Ctrl-C again would leave the engine's thread behind, and the process would die of that.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        llm.close()
 
 
 def plan_line(build: Build) -> str:

@@ -75,6 +75,24 @@ def test_ctrl_c_ends_with_130(tmp_path: Path, smollm2_path: Path) -> None:
     assert errors.decode().splitlines()[-1] == "interrupted" and b"Traceback" not in errors
 
 
+def test_ctrl_c_again_while_it_stops_changes_nothing(tmp_path: Path, smollm2_path: Path) -> None:
+    """Stopping waits for the step that runs, here one of a long prompt. It died of the thread left behind."""
+    (tmp_path / "prompt.txt").write_text("water " * 4000)
+    command = [sys.executable, "-m", "leafage", "run", "--prompt=-", "--model", str(smollm2_path)]
+    command += ["--max-num-batched-tokens", "4096"]
+    with (tmp_path / "prompt.txt").open() as prompt:
+        process = subprocess.Popen(command, stdin=prompt, stderr=subprocess.PIPE, cwd=tmp_path)
+    assert process.stderr is not None
+    assert b"KV pool" in process.stderr.readline()
+    time.sleep(0.4)  # the prompt takes seconds
+    for _ in range(10):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors.decode()
+    assert errors.decode().splitlines()[-1] == "interrupted" and b"Traceback" not in errors
+
+
 def test_reader_that_leaves_is_no_fault(tmp_path: Path, smollm2_path: Path) -> None:
     command = [sys.executable, "-m", "leafage", "run", PROMPT, "--model", str(smollm2_path), "--stream"]
     command += ["--ignore-eos", "--max-tokens", "4000"]
@@ -91,9 +109,10 @@ def test_a_loaded_model_is_out_of_the_collectors_way(smollm2_path: Path, tmp_pat
     """On the command line, whose process is ours. A library leaves its user's collector alone."""
     code = (
         "import gc, sys; from leafage import LLM; from leafage.cli import terminal\n"
-        "if sys.argv[2] == 'cli': llm = terminal.open_llm(sys.argv[1], {'kv_cache_tokens': 256})\n"
-        "else: llm = LLM(sys.argv[1], kv_cache_tokens=256)\n"
-        "print(gc.get_freeze_count() > 10_000, gc.isenabled())"
+        "command_line = sys.argv[2] == 'cli'\n"
+        "with terminal.open_llm(sys.argv[1], {'kv_cache_tokens': 256}) if command_line else "
+        "LLM(sys.argv[1], kv_cache_tokens=256):\n"
+        "    print(gc.get_freeze_count() > 10_000, gc.isenabled())"
     )
     for who, expected in (("cli", "True True\n"), ("library", "False True\n")):
         words = [sys.executable, "-c", code, str(smollm2_path), who]
