@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leafage.config import EngineConfig
+    from leafage.core.misses import PrefixMiss
     from leafage.core.sampling_params import SamplingParams
     from leafage.engine.async_engine import AsyncEngine
     from leafage.engine.output import CompletionOutput, Logprob, RequestOutput
@@ -40,6 +41,7 @@ _WHERE = {
     "CompletionOutput": "leafage.engine.output",
     "EngineConfig": "leafage.config",
     "Logprob": "leafage.engine.output",
+    "PrefixMiss": "leafage.core.misses",
     "RequestOutput": "leafage.engine.output",
     "SamplingParams": "leafage.core.sampling_params",
     "DownloadError": "leafage.errors",
@@ -66,6 +68,7 @@ __all__ = [
     "Logprob",
     "ModelFileError",
     "ModelNotFoundError",
+    "PrefixMiss",
     "RequestError",
     "RequestOutput",
     "RequestTooLargeError",

@@ -215,7 +215,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
     )
     stop_check = StopStringCheck()
     scheduler = Scheduler(
-        KVManager(plan.num_blocks, plan.block_size, "radix" if config.prefix_cache else "none"),
+        KVManager(plan.num_blocks, plan.block_size, config.prefix_index),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,

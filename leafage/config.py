@@ -13,7 +13,8 @@ DEFAULT_MODEL = "smollm2"
 _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
     "cache_type_k": "kv_cache_dtype",
     "cache_type_v": "kv_cache_dtype",
-    "enable_prefix_caching": "prefix_cache",
+    "enable_prefix_caching": "prefix_index",
+    "prefix_cache": "prefix_index",
     "gpu_memory_utilization": "kv_cache_bytes",
     "kv_cache_memory_bytes": "kv_cache_bytes",
     "dtype": "compute",
@@ -61,7 +62,11 @@ class EngineConfig:
     )
     max_num_seqs: int = _setting(256, "most sequences computed in one step")
     max_num_batched_tokens: int = _setting(512, "token budget: most tokens computed in one step")
-    prefix_cache: bool = _setting(True, "share the K/V of common prefixes between requests")
+    prefix_index: str = _setting(
+        "radix",
+        "how the K/V of common prefixes is found and shared between requests: 'radix' (to the token), "
+        "'hash_chain' (whole blocks only) or 'none' (not at all)",
+    )
     threads: int | None = _setting(
         None, "threads that compute; default: the CPUs this process may use (affinity, cgroup quota)"
     )
@@ -110,8 +115,7 @@ class EngineConfig:
                 )
         if self.quantize is not None:
             _check_choice("quantize", self.quantize, ("q8", "q4"))
-        if not isinstance(self.prefix_cache, bool):
-            raise InvalidParameterError("prefix_cache must be True or False", value=repr(self.prefix_cache))
+        _check_choice("prefix_index", self.prefix_index, ("radix", "hash_chain", "none"))
 
     @property
     def kv_dtype(self) -> str:

@@ -100,7 +100,7 @@ class LLM:
 
         Args:
             prompts: a text, a list of token ids, a dict with "prompt" or "prompt_token_ids" (and, if wanted,
-                "cache_salt"), or a list of these.
+                "cache_salt" and "tenant", see `chat`), or a list of these.
             sampling_params: for all prompts, or one for each; None means `default_sampling_params`.
             progress: show a progress bar on stderr, or call this with (done, total) requests.
             use_tqdm: vLLM's name of `progress`.
@@ -126,12 +126,16 @@ class LLM:
         progress: bool | Progress = False,
         use_tqdm: bool | None = None,
         priority: int = 0,
+        cache_salt: str = "",
+        tenant: str | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many through the model's chat template.
 
         Args:
             messages: dicts with "role" and "content", or a list of such lists.
+            cache_salt: prefixes are shared only with requests of the same salt.
+            tenant: whom the policy `fair` charges; default: the cache_salt.
             template_kwargs: passed to `leafage.text.chat_template.encode_chat`.
 
         Raises:
@@ -143,7 +147,7 @@ class LLM:
         new = [
             self._inputs.request(
                 self._next_id(),
-                self._open.encode_chat(conversation, **template_kwargs),
+                self._chat_prompt(conversation, cache_salt, tenant, template_kwargs),
                 own,
                 priority=priority,
             )
@@ -171,12 +175,13 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        cache_salt: str = "",
+        tenant: str | None = None,
         **template_kwargs: Any,
     ) -> Stream:
         """`chat` for one conversation, piece by piece, as `stream`."""
-        return self.stream(
-            self._open.encode_chat(messages, **template_kwargs), sampling_params, priority=priority
-        )
+        prompt = self._chat_prompt(messages, cache_salt, tenant, template_kwargs)
+        return self.stream(prompt, sampling_params, priority=priority)
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -229,6 +234,12 @@ class LLM:
 
     def _next_id(self) -> str:
         return str(next(self._numbers))
+
+    def _chat_prompt(
+        self, messages: Conversation, cache_salt: str, tenant: str | None, template_kwargs: dict[str, Any]
+    ) -> Prompt:
+        token_ids = self._open.encode_chat(messages, **template_kwargs)
+        return {"prompt_token_ids": token_ids, "cache_salt": cache_salt, "tenant": tenant}
 
     def _params_for(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int

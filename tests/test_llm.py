@@ -330,6 +330,24 @@ def test_the_real_model_answers(smollm2: LLM) -> None:
 
 
 @pytest.mark.real_model
+def test_p10_chat_and_generate_share_nothing_across_salts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode_chat(self: Build, messages: list[dict[str, str]]) -> list[int]:
+        return self.tokenizer.encode(messages[0]["content"])
+
+    monkeypatch.setattr(Build, "encode_chat", encode_chat)
+    talk = [{"role": "user", "content": "a question of some length"}]
+    cold = llm.chat(talk, SHORT, cache_salt="a")[0]
+    warm = llm.chat(talk, SHORT, cache_salt="a")[0]
+    others = [
+        llm.chat(talk, SHORT, cache_salt="b", tenant="a")[0],
+        list(llm.chat_stream(talk, SHORT, cache_salt="c"))[-1],
+        llm.generate({"prompt_token_ids": cold.prompt_token_ids, "cache_salt": "d"}, SHORT)[0],
+    ]
+    assert warm.num_cached_tokens == len(cold.prompt_token_ids) - 1 and warm.prefix_miss is None
+    for output in [cold, *others]:
+        assert output.num_cached_tokens == 0 and output.prefix_miss.position == 0
+
+
 def test_chat_with_the_real_model(smollm2: LLM) -> None:
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
     [output] = smollm2.chat(messages, GREEDY)

@@ -82,7 +82,7 @@ def test_many_clients_in_a_small_pool(smollm2_path: Path) -> None:
     assert not problems, problems[:3]
     assert counts["answers"] > NUM_CLIENTS and stats["num_preemptions"] > 0, (counts, stats)
 
-    with LLM(str(smollm2_path), kv_cache_tokens=4096, prefix_cache=False, **settings) as alone:
+    with LLM(str(smollm2_path), kv_cache_tokens=4096, prefix_index="none", **settings) as alone:
         for prompt, params, token_ids in random.Random(0).sample(answers, min(200, len(answers))):
             assert alone.generate([prompt], params)[0].outputs[0].token_ids == token_ids
     print(f"\n{counts}, {stats['num_preemptions']} preemptions")

@@ -90,7 +90,8 @@ def test_position_in_the_batch_changes_nothing(llm: LLM, witness: Witness, alone
         {"block_size": 8},
         {"block_size": 32},
         {"block_size": 64},
-        {"prefix_cache": False},
+        {"prefix_index": "none"},
+        {"prefix_index": "hash_chain"},
     ],
     ids=lambda settings: " ".join(f"{k}={v}" for k, v in settings.items()),
 )
@@ -137,7 +138,7 @@ def test_p15_eviction_pressure_changes_nothing(assets: Assets, witness: Witness)
         for _ in range(48)
     ]
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    with engine(assets, prefix_cache=False) as llm:
+    with engine(assets, prefix_index="none") as llm:
         witness.watch(llm)
         without = tokens_of(llm.generate(prompts, params))
     with engine(assets, kv_cache_tokens=256, max_num_seqs=4) as llm:

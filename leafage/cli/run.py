@@ -108,6 +108,7 @@ def _print_json(output: RequestOutput) -> None:
         "seed": answer.seed,
         "prompt_token_ids": output.prompt_token_ids,
         "num_cached_tokens": output.num_cached_tokens,
+        "prefix_miss": None if output.prefix_miss is None else asdict(output.prefix_miss),
         "time_to_first_token_seconds": metrics.time_to_first_token if metrics else None,
         "request_time_per_output_token_seconds": metrics.time_per_output_token if metrics else None,
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from leafage.core.batch import Copy
 from leafage.core.block_pool import BlockPool
 from leafage.core.counters import KVCounters
+from leafage.core.prefix_index import Key, Node
 from leafage.core.protocols import PrefixIndex
-from leafage.core.radix_tree import Key, Node
 
 
 class BlockStore:
@@ -95,7 +95,7 @@ class BlockStore:
 
     def forget(self, top: Node) -> None:
         """A node and all below it leave the index; blocks that nobody else owns are free."""
-        for node in reversed(list(top.subtree())):
+        for node in reversed(self.index.subtree(top)):
             self.index.detach(node)
             self._nodes[node.block] = None
             self.pool.drop(node.block)
@@ -116,7 +116,7 @@ class BlockStore:
 
     def undo(self) -> None:
         """The step failed: what it published leaves the index."""
-        for node in self._pending:
+        for node in reversed(self._pending):  # children first
             if not node.detached:
                 self.forget(node)
         self._end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leafage.core.radix_tree import Key, Node
+from leafage.core.prefix_index import Key, Node
 from leafage.core.request import Sequence
 
 

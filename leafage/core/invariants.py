@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from leafage.core.radix_tree import OUTSIDE
+from leafage.core.prefix_index import OUTSIDE
 from leafage.core.request import Sequence
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ The invariants, asserted by `check()`:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from leafage.core.batch import Copy
@@ -25,13 +25,19 @@ from leafage.core.block_pool import BlockPool
 from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
 from leafage.core.counters import KVCounters
+from leafage.core.hash_chain import HashChain
 from leafage.core.invariants import check_kv
+from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
 from leafage.core.protocols import PrefixIndex
-from leafage.core.radix_tree import OUTSIDE, Node, NoIndex, RadixTree
+from leafage.core.radix_tree import RadixTree
 from leafage.core.request import Request, Sequence
 from leafage.errors import InvalidParameterError
 
-INDEXES: dict[str, type[RadixTree]] = {"radix": RadixTree, "none": NoIndex}
+INDEXES: dict[str, Callable[[int], PrefixIndex]] = {
+    "radix": RadixTree,
+    "hash_chain": HashChain,
+    "none": NoIndex,
+}
 
 
 @dataclass(slots=True)
@@ -51,7 +57,7 @@ class KVManager:
     Args:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
-        prefix_index: `radix`, `none`, or any PrefixIndex.
+        prefix_index: `radix`, `hash_chain`, `none`, or any PrefixIndex.
         max_pinned_blocks: blocks that pins may hold together; requests cannot count on them.
         block_order: the order in which the untouched pool hands its blocks out.
 
@@ -286,7 +292,7 @@ class KVManager:
         before = seq.num_computed
         if before != index * size:
             return 0
-        node = self._node(seq)
+        node = self.node_of(seq)
         while (index + 1) * size <= len(tokens):
             child = self.index.child(node, tuple(tokens[index * size : (index + 1) * size]))
             if child is None:
@@ -306,7 +312,7 @@ class KVManager:
         seq.num_computed = seq.num_planned = max(seq.num_computed, min(shared, leader.num_planned))
         seq.write_from = seq.num_computed
         self._touched[seq.seq_id] = seq
-        node = self._node(seq)
+        node = self.node_of(seq)
         for index in range(seq.num_published, seq.num_computed // self.block_size):
             key = tuple(seq.tokens[index * self.block_size : (index + 1) * self.block_size])
             child = self.index.child(node, key)
@@ -321,39 +327,20 @@ class KVManager:
         """Whether an earlier gang is just computing the block that `seq` would compute next."""
         if seq.num_computed != seq.num_published * self.block_size:
             return False
-        return self._claims.held_by_earlier(seq, self._node(seq), seq.num_computed)
+        return self._claims.held_by_earlier(seq, self.node_of(seq), seq.num_computed)
 
     def knows_next(self, seq: Sequence) -> bool:
         """Whether the index has the next full block behind what `seq` published."""
         start, end = seq.num_published * self.block_size, (seq.num_published + 1) * self.block_size
         key = tuple(seq.tokens[start:end])
-        return self.index.child(self._node(seq), key) is not None
+        return self.index.child(self.node_of(seq), key) is not None
 
     def claim(self, seq: Sequence, end: int) -> None:
         """`seq` stops at `end` in this step: let later gangs wait for the block it computes next."""
         self._claims.drop(seq)
         start = end // self.block_size * self.block_size
         if seq.num_published * self.block_size == start:
-            self._claims.take(seq, self._node(seq), start)
-
-    def explain_miss(self, seq: Sequence) -> dict[str, int]:
-        """Why prompt tokens are not cached, just after admission: tokens by reason.
-
-        `below_block`: they match cached ones, but only part of a block that could not be copied, or the last
-        token, which always runs. `evicted`: they were in the index until lately. `salt`: another cache_salt
-        holds them (for the operator only). What no reason explains is `no_match`.
-        """
-        size = self.block_size
-        prompt = tuple(seq.tokens[: seq.num_prompt_tokens])
-        start = seq.num_published * size
-        node = self._node(seq)
-        run = self.index.longest_match(node, prompt[start : start + size])
-        evicted = self.index.evicted_run(node, prompt, start)
-        return {
-            "below_block": max(0, start + run - seq.num_computed),
-            "evicted": evicted,
-            "salt": max(0, self.index.elsewhere(seq.cache_salt, prompt) - start - evicted),
-        }
+            self._claims.take(seq, self.node_of(seq), start)
 
     # -- grow, fork, publish, release --------------------------------------------------------------
 
@@ -417,7 +404,7 @@ class KVManager:
         """
         size = self.block_size
         index = seq.num_published
-        node = self._node(seq)
+        node = self.node_of(seq)
         if node.detached:
             return
         while (index + 1) * size <= end:
@@ -454,14 +441,14 @@ class KVManager:
     def _hang_tail(self, seq: Sequence) -> None:
         start = seq.num_published * self.block_size
         key = tuple(seq.tokens[start : seq.num_computed])
-        node = self._node(seq)
+        node = self.node_of(seq)
         if node.detached or not 0 < len(key) < self.block_size or self.index.covers(node, key):
             return
         block = seq.block_table[seq.num_published]
         if self.store.owners(block) == 1:
             self.store.insert(node, key, block, seq.seq_id, pending=False)
 
-    def _node(self, seq: Sequence) -> Node:
+    def node_of(self, seq: Sequence) -> Node:
         """Where in the index the sequence stands. Roots come and go, so they are looked up."""
         return seq.index_node if seq.index_node is not None else self.index.root(seq.cache_salt)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from leafage.core.batch import Batch, StepOutput
 
 if TYPE_CHECKING:
-    from leafage.core.radix_tree import Key, Node
+    from leafage.core.prefix_index import Key, Node
     from leafage.core.request import FinishReason, Sequence
 
 
@@ -58,8 +58,13 @@ class PrefixIndex(Protocol):
     """From token prefixes to blocks. It holds nodes; the KVManager counts references to their blocks.
 
     A node is `idle` while only the index holds its block. Ancestors of a held node are held, so idle nodes
-    can be evicted leaves first. Implementations: RadixTree, NoIndex.
+    can be evicted leaves first. Implementations: RadixTree, HashChain, NoIndex.
     """
+
+    @property
+    def whole_blocks_only(self) -> bool:
+        """Whether the head of a block that differs later is never found."""
+        ...
 
     @property
     def num_idle(self) -> int: ...
@@ -77,8 +82,9 @@ class PrefixIndex(Protocol):
         """The computed child sharing the longest run (> 0) with `tokens`, if blocks can be shared in part."""
         ...
 
-    def longest_match(self, node: Node, tokens: Key) -> int:
-        """The longest run that any child shares with `tokens`, whether it can be taken or not."""
+    def nearest(self, node: Node, tokens: Key) -> tuple[int, int | None]:
+        """The longest run that any child shares with `tokens`, whether it can be taken or not, and the token
+        that this child has behind it (None: there is none)."""
         ...
 
     def covers(self, parent: Node, key: Key) -> bool:
@@ -87,6 +93,10 @@ class PrefixIndex(Protocol):
 
     def superseded(self, parent: Node, key: Key) -> Node | None:
         """The partial leaf that `key` extends."""
+        ...
+
+    def subtree(self, top: Node) -> list[Node]:
+        """`top` and all below it, parents first."""
         ...
 
     def insert(self, parent: Node, key: Key, block: int) -> Node: ...

@@ -10,7 +10,8 @@ from leafage.core.batch import SampledToken
 from leafage.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from leafage.core.radix_tree import Key, Node
+    from leafage.core.misses import PrefixMiss
+    from leafage.core.prefix_index import Key, Node
 
 
 class FinishKind(str, Enum):
@@ -92,6 +93,7 @@ class Request:
         arrival: number that orders requests by arrival; the core knows no clock.
         priority: lower runs first.
         cache_salt: requests share prefixes only within one salt.
+        tenant: whom the policy `fair` charges for it.
         eos_token_ids: the model's end-of-generation ids (empty with ignore_eos).
         max_tokens: output tokens at most, of each sequence; set by `Scheduler.add`.
         seed: key of all random draws of the request; sequence i draws with `derive(seed, i)`.
@@ -100,6 +102,7 @@ class Request:
         visited: last step in which the scheduler gave it a turn.
         num_prompt_logprobs: prompt rows whose log-probabilities were delivered.
         missed: why prompt tokens were not cached, tokens by reason, as seen at first admission.
+        prefix_miss: where the cached prefix ended and why, for the client.
         counted: its prefix hits and misses are in the counters.
         leader: index of the sequence that computes the prompt for the gang.
     """
@@ -110,6 +113,7 @@ class Request:
     arrival: int = 0
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
     eos_token_ids: frozenset[int] = frozenset()
     max_tokens: int = 0
     seed: int = 0
@@ -122,6 +126,7 @@ class Request:
     visited: int = 0
     num_prompt_logprobs: int = 0
     missed: dict[str, int] = field(default_factory=dict)
+    prefix_miss: PrefixMiss | None = None
     counted: bool = False
     leader: int = 0
 

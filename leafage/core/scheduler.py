@@ -19,6 +19,7 @@ from leafage.core.admission import at_least, fitting_max_tokens, growth_left, vi
 from leafage.core.batch import Batch, SampledToken, StepOutput
 from leafage.core.counters import SchedulerCounters
 from leafage.core.kv_manager import KVManager
+from leafage.core.misses import note_miss
 from leafage.core.policy import POLICIES, Policy
 from leafage.core.protocols import StopCheck
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
@@ -80,8 +81,7 @@ class Scheduler:
         self.watermark = watermark
         self.max_preemptions = max_preemptions
         self.counters = SchedulerCounters()
-        self.roster = Roster()
-        """The unfinished requests. Others only look."""
+        self.roster = Roster()  # the unfinished requests; others only look
         self._next_seq_id = 0
         self._next_arrival = 0
         self._step = 0
@@ -245,8 +245,9 @@ class Scheduler:
                 continue
             if request.params.prompt_logprobs is None:
                 gained = kv.advance(seq)
-                if request.num_preemptions == 0 and not request.counted:
+                if gained and request.num_preemptions == 0 and not request.counted:
                     request.num_cached = (request.num_cached or 0) + gained
+                    note_miss(kv, request)
                 if kv.must_yield(seq):
                     continue
             chunk = Chunk(request, seq, seq.num_computed, seq.num_computed)
@@ -323,7 +324,7 @@ class Scheduler:
         else:
             request.num_cached = request.sequences[0].num_computed
             if not logprobs:
-                request.missed = self.kv.explain_miss(request.sequences[0])
+                note_miss(self.kv, request)
         return True
 
     def _make_room(self, request: Request, members: list[Sequence]) -> bool:

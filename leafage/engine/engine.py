@@ -84,8 +84,14 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str | None = None,
     ) -> Request:
         """Queue a request. From here on it ends with its answer or with an error.
+
+        Args:
+            priority: its class; lower ones run first.
+            cache_salt: prefixes are shared only with requests of the same salt.
+            tenant: whom the policy `fair` charges; None means the cache_salt.
 
         Raises:
             InvalidParameterError: the id is in use, the prompt is empty, or a token id is outside the
@@ -100,6 +106,7 @@ class Engine:
             params=params,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=cache_salt if tenant is None else tenant,
             eos_token_ids=self.eos_token_ids,
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
         )

@@ -135,6 +135,7 @@ class EngineThread:
                     new.params,
                     priority=new.priority,
                     cache_salt=new.cache_salt,
+                    tenant=new.tenant,
                 )
                 added.append(new.request_id)
                 accepted.append(request)

@@ -12,7 +12,8 @@ from leafage.core.sampling_params import SamplingParams
 from leafage.errors import InvalidParameterError
 
 Prompt = str | SequenceOf[int] | Mapping[str, Any]
-"""A text, token ids, or a dict with "prompt" or "prompt_token_ids" (and, if wanted, "cache_salt")."""
+"""A text, token ids, or a dict with "prompt" or "prompt_token_ids" and, if wanted, "cache_salt" (prefixes are
+shared only with prompts of the same salt) and "tenant" (whom the policy `fair` charges; default the salt)."""
 
 
 class TextEncoder(Protocol):
@@ -31,6 +32,7 @@ class NewRequest:
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    tenant: str | None = None
 
 
 class InputProcessor:
@@ -48,19 +50,21 @@ class InputProcessor:
     ) -> NewRequest:
         """Raises InvalidParameterError for a prompt of another kind than `Prompt`."""
         text: str | None = None
-        salt = ""
+        salt, tenant = "", None
         ids: object = prompt
         if isinstance(prompt, Mapping):
-            unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"})
+            unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", "cache_salt", "tenant"})
             if unknown:
                 raise InvalidParameterError(
                     "unknown key in a prompt dict",
                     value=unknown[0],
-                    limit="prompt, prompt_token_ids, cache_salt",
+                    limit="prompt, prompt_token_ids, cache_salt, tenant",
                 )
-            salt = prompt.get("cache_salt", "")
+            salt, tenant = prompt.get("cache_salt", ""), prompt.get("tenant")
             if not isinstance(salt, str):
                 raise InvalidParameterError("cache_salt must be a string", value=repr(salt))
+            if tenant is not None and not isinstance(tenant, str):
+                raise InvalidParameterError("tenant must be a string", value=repr(tenant))
             if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
                 raise InvalidParameterError('a prompt dict needs either "prompt" or "prompt_token_ids"')
             ids = prompt.get("prompt_token_ids", prompt.get("prompt"))
@@ -71,7 +75,7 @@ class InputProcessor:
             token_ids = self._tokenizer.encode(text, parse_special=True)
         else:
             token_ids = _token_ids(ids)
-        return NewRequest(request_id, token_ids, self.with_bad_words(params), text, priority, salt)
+        return NewRequest(request_id, token_ids, self.with_bad_words(params), text, priority, salt, tenant)
 
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
         """The parameters with the token ids of `bad_words` added: each word at the start of a text and

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, overload
 
 from leafage.core.batch import SampledToken
+from leafage.core.misses import PrefixMiss
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, derive
 from leafage.engine.metrics import EngineMetrics, RequestMetrics
 from leafage.engine.stop import Detokenizer, StopStringCheck, TextStream, output_error
@@ -150,6 +151,8 @@ class RequestOutput:
         prompt_logprobs: per prompt token, None for the first; None unless asked for. Streams carry it once,
             on the first output that comes after the prompt.
         num_cached_tokens: prompt tokens that came from the cache.
+        prefix_miss: where the cached prefix ended and why; None when nothing but the last token was missing,
+            and with prompt_logprobs, which take nothing from the cache.
     """
 
     request_id: str
@@ -158,6 +161,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
+    prefix_miss: PrefixMiss | None = None
     prompt_logprobs: list[LogprobDict | None] | None = None
     metrics: RequestMetrics | None = None
 
@@ -381,6 +385,7 @@ class OutputProcessor:
             outputs,
             finished=state.num_running == 0,
             num_cached_tokens=state.request.num_cached or 0,
+            prefix_miss=state.request.prefix_miss,
             prompt_logprobs=prompt_logprobs,
             metrics=state.metrics,
         )

@@ -38,6 +38,9 @@ def test_json_output(leafage: Callable, smollm2_path: Path) -> None:
     assert answer["text"].startswith(" Paris") and len(answer["token_ids"]) == 4
     assert answer["finish_reason"] == "length" and len(answer["logprobs"]) == 4
     assert answer["num_cached_tokens"] == 0
+    first = answer["prompt_token_ids"][0]
+    miss = {"reason": "no_match", "position": 0, "token_id": first, "cached_token_id": None}
+    assert answer["prefix_miss"] == miss
 
 
 def test_flags_reach_the_engine(leafage: Callable, smollm2_path: Path) -> None:

@@ -6,9 +6,13 @@ import random
 
 import pytest
 
-from leafage.core import claims, kv_manager, radix_tree
+from leafage.core import claims, kv_manager, prefix_index, radix_tree
+from leafage.core.hash_chain import HashChain
+from leafage.core.misses import PrefixMiss
 from tests.core.toy import Loop
 from tests.core.world import World
+
+BOTH = pytest.mark.parametrize("index", ["radix", "hash_chain"])
 
 
 def numbers(count: int, start: int = 0) -> list[int]:
@@ -35,6 +39,71 @@ def test_p01_whole_blocks_hit_while_the_first_request_still_runs() -> None:
     second = loop.add([*numbers(245), 9000], max_tokens=2)
     loop.run()
     assert loop.answers[second, 0].num_cached == 240
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16, 100, 256])
+def test_p01_a_hash_chain_shares_the_whole_blocks(block_size: int) -> None:
+    loop = Loop(4000 // block_size + 4, block_size, prefix_index="hash_chain")
+    loop.add([*numbers(240), 1001, 1002, 1003], max_tokens=4)
+    loop.run()
+    second = loop.add([*numbers(240), 2001, 2002], max_tokens=4)
+    loop.run()
+    assert loop.answers[second, 0].num_cached == 240 // block_size * block_size
+    loop.assert_undisturbed(second)
+
+
+def miss_of(loop: Loop, prompt: list[int], **options: object) -> PrefixMiss | None:
+    request_id = loop.add(prompt, max_tokens=1, **options)  # type: ignore[arg-type]
+    loop.run()
+    return loop.requests[request_id].prefix_miss
+
+
+def test_p01_a_client_is_told_where_its_prefix_ends_and_why() -> None:
+    loop = Loop(20, 16)
+    assert miss_of(loop, numbers(60)) == PrefixMiss("no_match", 0, 0)
+    assert miss_of(loop, numbers(60)) is None, "all but the last token, which always runs"
+    other = [*numbers(40), 777, *numbers(30, 41)]
+    assert miss_of(loop, other) == PrefixMiss("no_match", 40, 777, 40), "where, and the two tokens"
+    assert miss_of(loop, [*numbers(60), 5, 6]) == PrefixMiss("no_match", 60, 5), "the cached text ends there"
+    loop.add(numbers(300, 5000), max_tokens=1)  # takes the pool: the first prompts are evicted
+    loop.run()
+    assert miss_of(loop, numbers(60)) == PrefixMiss("evicted", 16, 16)
+
+
+def test_p01_a_part_of_a_block_that_cannot_be_shared_is_below_block() -> None:
+    loop = Loop(20, 16)
+    loop.add(numbers(64), max_tokens=8)
+    assert miss_of(loop, [*numbers(60), 7, 8]) == PrefixMiss("below_block", 48, 48), "computed in this step"
+    chain = Loop(20, 16, prefix_index="hash_chain")
+    chain.add(numbers(60), max_tokens=1)
+    chain.run()
+    assert miss_of(chain, numbers(60)) == PrefixMiss("below_block", 48, 48)
+    assert miss_of(chain, [*numbers(40), *numbers(30, 700)]) == PrefixMiss("no_match", 32, 32)
+
+
+def test_p01_what_came_meanwhile_is_no_miss() -> None:
+    """The second of two equal prompts is admitted before the first one is computed."""
+    loop = Loop(40, 16, max_num_batched_tokens=32)
+    loop.add(numbers(160), max_tokens=1)
+    request_id = loop.add([*numbers(150), *numbers(10, 900)], max_tokens=1)
+    loop.run()
+    request = loop.requests[request_id]
+    assert request.num_cached == 144
+    assert request.prefix_miss == PrefixMiss("no_match", 144, 144), "nobody had computed more then"
+
+
+@BOTH
+def test_p10_nothing_is_shared_or_told_across_salts(index: str) -> None:
+    loop = Loop(40, 16, prefix_index=index)
+    prompt = numbers(64)
+    loop.add(prompt, max_tokens=1, salt="A")
+    loop.run()
+    for salt in ("B", "", "A "):
+        assert miss_of(loop, prompt, salt=salt) == PrefixMiss("no_match", 0, 0)
+        assert loop.requests[f"r{loop.num_added - 1}"].num_cached == 0
+    assert miss_of(loop, prompt, salt="A") is None
+    loop.kv.reset_prefix_cache()
+    assert miss_of(loop, prompt, salt="C") == PrefixMiss("no_match", 0, 0), "nor what another salt had"
 
 
 def test_p01_misses_are_counted_by_reason() -> None:
@@ -127,7 +196,7 @@ class WeakTuple(tuple[int, ...]):
 
 @pytest.mark.parametrize("case", ["p08", "p09"])
 def test_p08_p09_colliding_hashes_change_no_answer(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (claims, kv_manager, radix_tree):
+    for module in (claims, kv_manager, prefix_index, radix_tree):
         monkeypatch.setattr(module, "tuple", WeakTuple, raising=False)
     loop = Loop(400, 4)
     rng = random.Random(case)
@@ -139,8 +208,23 @@ def test_p08_p09_colliding_hashes_change_no_answer(case: str, monkeypatch: pytes
         loop.assert_undisturbed(request_id)
 
 
-def test_p11_a_refilled_block_is_not_found_by_its_old_prompt() -> None:
-    loop = Loop(6, 4)
+def test_p08_p09_a_hash_chain_with_a_4_bit_hash_changes_no_answer() -> None:
+    index = HashChain(4, lambda value: hash(value) & 15)
+    loop = Loop(700, 4, prefix_index=index)
+    rng = random.Random(8)
+    prompts = [[rng.randint(0, 9) for _ in range(20)] for _ in range(100)]
+    for turn in range(2):
+        ids = [loop.add(prompt, max_tokens=4) for prompt in prompts]
+        loop.run()
+        assert len(index._table) == 16 and sum(1 for _ in index.nodes()) > 100, "the weak hash is in use"
+        for request_id in ids:
+            loop.assert_undisturbed(request_id)
+            assert loop.answers[request_id, 0].num_cached >= turn * 16
+
+
+@BOTH
+def test_p11_a_refilled_block_is_not_found_by_its_old_prompt(index: str) -> None:
+    loop = Loop(6, 4, prefix_index=index)
     loop.add(numbers(20), max_tokens=2)
     loop.run()
     loop.add(numbers(20, 700), max_tokens=4)
@@ -200,9 +284,9 @@ def test_p14_duplicates_merge_late() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_p15_cache_on_and_off_give_the_same_tokens(seed: int) -> None:
     answers = []
-    for prefix_index in ("radix", "none"):
+    for index in ("radix", "hash_chain", "none"):
         rng = random.Random(seed)
-        loop = Loop(14, 4, prefix_index=prefix_index, max_num_batched_tokens=16, vocab_size=3)
+        loop = Loop(14, 4, prefix_index=index, max_num_batched_tokens=16, vocab_size=3)
         ids = []
         for _ in range(60):
             if rng.random() < 0.5:
@@ -212,8 +296,8 @@ def test_p15_cache_on_and_off_give_the_same_tokens(seed: int) -> None:
             loop.step()
         loop.run()
         answers.append([loop.tokens(request_id) for request_id in ids])
-        assert (loop.kv.counters.evicted_blocks > 0) == (prefix_index == "radix")
-    assert answers[0] == answers[1]
+        assert (loop.kv.counters.evicted_blocks > 0) == (index != "none")
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_p19_nothing_leaks_over_a_thousand_requests() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from leafage.core.claims import Claims
-from leafage.core.radix_tree import NoIndex, RadixTree
+from leafage.core.prefix_index import NoIndex
+from leafage.core.radix_tree import RadixTree
 from leafage.core.request import Sequence
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from leafage.core import admission, scheduler
+from leafage.core import admission, kv_manager, scheduler
 from leafage.core.block_pool import BlockPool
 from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
+from leafage.core.hash_chain import HashChain
 from leafage.core.kv_manager import KVManager
-from leafage.core.radix_tree import Node, RadixTree, common_run
+from leafage.core.prefix_index import Key, Node, NodeIndex
+from leafage.core.radix_tree import RadixTree, common_run
 from leafage.core.request import Request, Sequence
 from leafage.core.roster import Roster
 from tests.core.world import Rates, World
@@ -67,8 +69,7 @@ def stale_tree_entry(patch: pytest.MonkeyPatch) -> None:
         assert node.parent is not None
         children, keys = dict(node.parent.children), list(node.parent.keys)
         detach(self, node)
-        node.parent.children.update(children)
-        node.parent.keys[:] = keys
+        node.parent.children, node.parent.keys = children, keys
 
     detach = RadixTree.detach
     patch.setattr(RadixTree, "detach", bad)
@@ -141,14 +142,14 @@ def computed_slot_written_again(patch: pytest.MonkeyPatch) -> None:
 def evict_in_use(patch: pytest.MonkeyPatch) -> None:
     """A node that a sequence attaches stays evictable."""
 
-    def bad(self: RadixTree, node: Node) -> None:
+    def bad(self: NodeIndex, node: Node) -> None:
         assert node.stamp is not None
 
-    patch.setattr(RadixTree, "set_held", bad)
-    patch.setattr(RadixTree, "set_idle", lambda self, node, step: node.stamp or set_idle(self, node, step))
+    patch.setattr(NodeIndex, "set_held", bad)
+    patch.setattr(NodeIndex, "set_idle", lambda self, node, step: node.stamp or set_idle(self, node, step))
 
 
-set_idle = RadixTree.set_idle
+set_idle = NodeIndex.set_idle
 
 
 def failed_step_stays_published(patch: pytest.MonkeyPatch) -> None:
@@ -187,6 +188,16 @@ def salts_share(patch: pytest.MonkeyPatch) -> None:
         return max((match(self, other, tokens, max_tokens) for other in ("", "other")), key=len)
 
     patch.setattr(RadixTree, "match", bad)
+
+
+def a_hash_is_taken_for_a_prefix(patch: pytest.MonkeyPatch) -> None:
+    """A hash chain with a short hash that compares no tokens."""
+
+    def bad(self: HashChain, node: Node, key: Key) -> Node | None:
+        return self._table.get(self._hash((node.hash, key))) if len(key) == self.block_size else None
+
+    patch.setattr(HashChain, "child", bad)
+    patch.setitem(kv_manager.INDEXES, "radix", lambda size: HashChain(size, lambda value: hash(value) & 15))
 
 
 def preempted_request_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -240,6 +251,7 @@ BY_CHECK: list[Plant] = [
     victim_had_its_turn,
     claims_outlive_their_holder,
     salts_share,
+    a_hash_is_taken_for_a_prefix,
     preempted_request_is_lost,
     follower_runs_ahead,
     free_block_handed_out_twice,
@@ -255,6 +267,7 @@ BY_ANSWERS: list[Plant] = [
     evict_in_use,
     failed_step_stays_published,
     bad_row_stays_published,
+    a_hash_is_taken_for_a_prefix,
     follower_runs_ahead,
 ]
 

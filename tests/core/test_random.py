@@ -40,7 +40,7 @@ class CoreMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3, 4, 8]),
         budget=st.sampled_from([1, 3, 8, 32]),
         max_num_seqs=st.integers(1, 6),
-        prefix_index=st.sampled_from(["radix", "none"]),
+        prefix_index=st.sampled_from(["radix", "hash_chain", "none"]),
         watermark=st.integers(0, 2),
         max_preemptions=st.integers(1, 3),
     )

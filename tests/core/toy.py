@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken, StepOutput, Transfer
 from leafage.core.kv_manager import KVManager
+from leafage.core.protocols import PrefixIndex
 from leafage.core.request import Delta, FinishReason, Request
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.scheduler import Scheduler
@@ -194,7 +195,7 @@ class Loop:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 4096,
         max_model_len: int = 4096,
-        prefix_index: str = "radix",
+        prefix_index: str | PrefixIndex = "radix",
         vocab_size: int = 50,
         strict: bool = True,
         check: bool = True,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from leafage.core.misses import PrefixMiss
 from leafage.core.request import FinishKind, FinishReason
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine.output import RequestOutput
@@ -21,7 +22,12 @@ def submit(
     params.setdefault("max_tokens", 20)
     new = rig.inputs.request(request_id, prompt, SamplingParams(**params))
     request = rig.engine.add_request(
-        request_id, new.prompt_token_ids, new.params, priority=new.priority, cache_salt=new.cache_salt
+        request_id,
+        new.prompt_token_ids,
+        new.params,
+        priority=new.priority,
+        cache_salt=new.cache_salt,
+        tenant=new.tenant,
     )
     rig.outputs.add(request, new.prompt, seen.append, stream=stream)
     return seen
@@ -282,6 +288,28 @@ def test_cached_tokens_are_reported(make_rig: MakeRig) -> None:
     assert cold[0].num_cached_tokens == 0
     assert warm[0].num_cached_tokens == len("a prompt of some length") - 1
     assert other_salt[0].num_cached_tokens == 0
+    assert warm[0].prefix_miss is None
+    assert cold[0].prefix_miss == other_salt[0].prefix_miss == PrefixMiss("no_match", 0, ord("a") + 3)
+
+
+def test_p16_an_output_tells_the_first_divergent_token(make_rig: MakeRig) -> None:
+    rig = make_rig("hello")
+    submit(rig, "first", "a prompt of some length")
+    rig.run()
+    second = submit(rig, "second", "a prompt or some length", stream=True)
+    rig.run()
+    miss = second[0].prefix_miss
+    assert miss == PrefixMiss("no_match", 10, ord("r") + 3, ord("f") + 3)
+    assert all(out.prefix_miss == miss and out.num_cached_tokens == 10 for out in second)
+
+
+def test_a_request_is_charged_to_its_tenant_or_its_salt(make_rig: MakeRig) -> None:
+    rig = make_rig("hello")
+    submit(rig, "salt", {"prompt": "abc", "cache_salt": "s"})
+    submit(rig, "tenant", {"prompt": "abc", "cache_salt": "s", "tenant": "t"})
+    waiting = rig.engine.scheduler.roster.waiting
+    assert [(r.cache_salt, r.tenant) for r in waiting] == [("s", "s"), ("s", "t")]
+    rig.run()
 
 
 def test_reset_prefix_cache_leaves_running_requests_alone(make_rig: MakeRig) -> None:

@@ -60,6 +60,7 @@ def test_a_prompt_text_is_the_callers_own() -> None:
         ({"prompt": "a", "multi_modal_data": 1}, "multi_modal_data"),
         ({"prompt": 3}, "prompt must be a string"),
         ({"prompt": "a", "cache_salt": 3}, "cache_salt"),
+        ({"prompt": "a", "tenant": 3}, "tenant must be a string"),
     ],
 )
 def test_other_prompts_are_refused_by_name(inputs: InputProcessor, prompt: Any, message: str) -> None:
