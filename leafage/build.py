@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from leafage.config import EngineConfig
 from leafage.core.kv_manager import KVManager
+from leafage.core.protocols import KV
+from leafage.core.reserved import ReservedKVManager
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.scheduler import Scheduler
 from leafage.core.step_times import StepTimes
@@ -215,7 +217,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
     )
     stop_check = StopStringCheck()
     scheduler = Scheduler(
-        KVManager(plan.num_blocks, plan.block_size, config.prefix_index),
+        _kv_manager(config, plan),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
@@ -300,6 +302,19 @@ def plan_memory(
         block_size=config.block_size,
         max_model_len=max_model_len,
         context_length=context_length,
+    )
+
+
+def _kv_manager(config: EngineConfig, plan: MemoryPlan) -> KV:
+    if config.kv == "paged":
+        return KVManager(plan.num_blocks, plan.block_size, config.prefix_index)
+    _, reservation, *buddy = config.kv.split("-")
+    return ReservedKVManager(
+        plan.num_blocks,
+        plan.block_size,
+        reservation,
+        max_model_len=plan.max_model_len,
+        allocator="buddy" if buddy else "first-fit",
     )
 
 

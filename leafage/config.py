@@ -27,6 +27,10 @@ _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
 }
 
 
+_RESERVED = ("reserved-max", "reserved-pow2", "reserved-oracle")
+_KV = ("paged", *_RESERVED, *(f"{reserved}-buddy" for reserved in _RESERVED))
+
+
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -66,6 +70,14 @@ class EngineConfig:
         "radix",
         "how the K/V of common prefixes is found and shared between requests: 'radix' (to the token), "
         "'hash_chain' (whole blocks only) or 'none' (not at all)",
+    )
+    kv: str = _setting(
+        "paged",
+        "how sequences get their KV cache: 'paged' (blocks on demand), or in one piece, reserved at "
+        "admission and never shared, as older systems do, to compare with: 'reserved-max' (max_model_len), "
+        "'reserved-pow2' (prompt, and max_tokens rounded up to a power of two) or 'reserved-oracle' (prompt "
+        "and max_tokens); a piece goes where it first fits, or with '-buddy' at the end of the name, where a "
+        "buddy allocator puts it",
     )
     threads: int | None = _setting(
         None, "threads that compute; default: the CPUs this process may use (affinity, cgroup quota)"
@@ -116,6 +128,7 @@ class EngineConfig:
         if self.quantize is not None:
             _check_choice("quantize", self.quantize, ("q8", "q4"))
         _check_choice("prefix_index", self.prefix_index, ("radix", "hash_chain", "none"))
+        _check_choice("kv", self.kv, _KV)
 
     @property
     def kv_dtype(self) -> str:

@@ -10,6 +10,9 @@ import pytest
 from leafage import build
 from leafage.build import Assets, PlainKernelsWarning, assemble, build_engine, load_assets, plan_memory
 from leafage.config import EngineConfig
+from leafage.core.arena import Buddy, FirstFit
+from leafage.core.kv_manager import KVManager
+from leafage.core.reserved import ReservedKVManager
 from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
 from leafage.kernels import _native
 from leafage.runtime import load
@@ -136,6 +139,16 @@ def test_the_real_model_is_described(assets: Assets, smollm2_path: Path) -> None
     in_int8 = assemble(EngineConfig(kv_cache_tokens=2048, kv_cache_dtype="int8"), assets)
     assert in_int8.plan.kv_bytes == 2048 * 30 * 2 * 3 * (64 + 4)  # a float per token and head
     assert in_int8.engine.executor.program.kv.num_bytes == in_int8.plan.kv_bytes
+
+
+@pytest.mark.parametrize("kv", ["paged", "reserved-max", "reserved-oracle-buddy"])
+def test_how_sequences_get_their_kv_cache(kv: str) -> None:
+    manager = build._kv_manager(EngineConfig(kv=kv), plan(kv_cache_tokens=512, kv=kv, max_model_len=100))
+    assert isinstance(manager, KVManager if kv == "paged" else ReservedKVManager)
+    assert manager.num_blocks == 32
+    if isinstance(manager, ReservedKVManager):
+        assert manager.max_model_len == 100
+        assert isinstance(manager._arena, Buddy if kv.endswith("buddy") else FirstFit)
 
 
 @pytest.mark.real_model

@@ -34,6 +34,7 @@ def test_every_field_says_what_it_does() -> None:
         ({"kv_cache_bytes": 1, "kv_cache_tokens": 1}, "give one of them"),
         ({"max_num_seqs": 600}, "max_num_batched_tokens = 512"),
         ({"prefix_index": "trie"}, "unknown prefix_index; got 'trie'; limit: radix or hash_chain or none"),
+        ({"kv": "reserved"}, "unknown kv; got 'reserved'; limit: paged or reserved-max or .*oracle-buddy"),
         ({"max_seqs": 3}, "did you mean max_num_seqs"),
         ({"enable_prefix_caching": True}, "did you mean prefix_index"),
         ({"prefix_cache": False}, "did you mean prefix_index"),

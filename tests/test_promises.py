@@ -92,13 +92,16 @@ def test_position_in_the_batch_changes_nothing(llm: LLM, witness: Witness, alone
         {"block_size": 64},
         {"prefix_index": "none"},
         {"prefix_index": "hash_chain"},
+        {"kv": "reserved-max", "max_model_len": 300},
+        {"kv": "reserved-pow2-buddy"},
+        {"kv": "reserved-oracle"},
     ],
     ids=lambda settings: " ".join(f"{k}={v}" for k, v in settings.items()),
 )
 def test_settings_change_nothing(
     assets: Assets, witness: Witness, alone: Any, settings: dict[str, Any]
 ) -> None:
-    """Any chunking (token budgets), any number of threads, any block size, with and without a cache."""
+    """Any chunking (token budgets), threads, block size, with and without a cache, paged or reserved."""
     with engine(assets, **settings) as llm:
         witness.watch(llm)
         assert tokens_of(llm.generate(salted(PROMPTS, "s"), PARAMS)) == alone
@@ -227,6 +230,16 @@ def test_a_reported_seed_reproduces_the_sequence_alone(llm: LLM) -> None:
     for completion in output.outputs:
         [again] = llm.generate(salted([PROMPTS[4]], "again"), SamplingParams(seed=completion.seed, **params))
         assert again.outputs[0].token_ids == completion.token_ids
+
+
+def test_parallel_samples_in_reserved_memory_are_the_same(assets: Assets, llm: LLM) -> None:
+    """Each has a copy of the prompt's K/V there, made before its first step."""
+    params = SamplingParams(n=4, seed=11, temperature=1.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    [paged] = llm.generate(salted([PROMPTS[4]], "samples"), params)
+    with engine(assets, kv="reserved-pow2") as reserving:
+        [reserved] = reserving.generate([PROMPTS[4]], params)
+        assert reserving.build.engine.scheduler.kv.counters.copied_blocks > 0
+    assert [c.token_ids for c in reserved.outputs] == [c.token_ids for c in paged.outputs]
 
 
 def test_c05_passphrases_in_a_batch_equal_single(llm: LLM) -> None:

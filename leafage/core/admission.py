@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leafage.core.kv_manager import KVManager
+from leafage.core.protocols import KV
 from leafage.core.request import Request
 from leafage.core.roster import rank
 from leafage.errors import InvalidParameterError, RequestTooLargeError
@@ -17,7 +17,7 @@ def at_least(low: int, **limits: int) -> None:
             raise InvalidParameterError(f"{name} is out of range", value=value, limit=f"at least {low}")
 
 
-def fitting_max_tokens(request: Request, kv: KVManager, *, max_seqs: int, max_model_len: int) -> int:
+def fitting_max_tokens(request: Request, kv: KV, *, max_seqs: int, max_model_len: int) -> int:
     """The request's max_tokens, or as many as fit when it is unset.
 
     Args:
@@ -74,7 +74,7 @@ def fitting_max_tokens(request: Request, kv: KVManager, *, max_seqs: int, max_mo
     return params.max_tokens
 
 
-def growth_left(request: Request, kv: KVManager) -> int:
+def growth_left(request: Request, kv: KV) -> int:
     """Blocks that a gang may still ask for at worst: beyond those it holds or, waiting, gets at admission."""
     num_prompt = len(request.prompt_token_ids)
     most = kv.blocks_for(num_prompt + request.max_tokens - 1)

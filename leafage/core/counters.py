@@ -16,6 +16,8 @@ class KVCounters:
     copied_blocks: int = 0
     merged_blocks: int = 0
     """Duplicates that were replaced by the index's own block when published."""
+    fragmented_admissions: int = 0
+    """Requests that had to wait although their reservation was free, but not in one run."""
 
 
 @dataclass(slots=True)

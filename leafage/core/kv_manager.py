@@ -31,6 +31,7 @@ from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
 from leafage.core.protocols import PrefixIndex
 from leafage.core.radix_tree import RadixTree
 from leafage.core.request import Request, Sequence
+from leafage.core.usage import Duplicates, Usage, paged_usage
 from leafage.errors import InvalidParameterError
 
 INDEXES: dict[str, Callable[[int], PrefixIndex]] = {
@@ -93,6 +94,7 @@ class KVManager:
         self.index = prefix_index
         self.store = BlockStore(BlockPool(num_blocks, block_order), prefix_index)
         self._claims = Claims(block_size)
+        self.duplicates = Duplicates(block_size) if isinstance(prefix_index, NoIndex) else None
         self._attached: dict[int, Sequence] = {}
         self._touched: dict[int, Sequence] = {}  # rely on what the current step computes or copies
 
@@ -146,6 +148,10 @@ class KVManager:
         full = num_prompt_tokens // self.block_size
         each = full + (self.num_blocks - self.max_pinned_blocks - full) // n
         return each * self.block_size - num_prompt_tokens + 1
+
+    def usage(self, running: Iterable[Request]) -> Usage:
+        """Where the slots are."""
+        return paged_usage(self, running)
 
     def reset_prefix_cache(self) -> int:
         """Evict everything that only the index holds; returns how many blocks that freed."""
@@ -393,6 +399,8 @@ class KVManager:
         child.num_published = parent.num_published
         child.index_node = parent.index_node
         self._attached[child.seq_id] = child
+        if self.duplicates is not None:
+            self.duplicates.fork(parent, child)
 
     def publish(self, seq: Sequence, end: int) -> None:
         """Give the full blocks of `tokens[:end]` to the index, pending until `commit`.
@@ -405,6 +413,8 @@ class KVManager:
         size = self.block_size
         index = seq.num_published
         node = self.node_of(seq)
+        if self.duplicates is not None:
+            self.duplicates.extend(seq, end)
         if node.detached:
             return
         while (index + 1) * size <= end:
@@ -437,6 +447,8 @@ class KVManager:
         seq.index_node = None
         seq.write_from = 0
         del self._attached[seq.seq_id]
+        if self.duplicates is not None:
+            self.duplicates.remove(seq)
 
     def _hang_tail(self, seq: Sequence) -> None:
         start = seq.num_published * self.block_size

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from leafage.core.kv_manager import KVManager
+    from leafage.core.protocols import KV
     from leafage.core.request import Request
 
 
@@ -30,7 +30,7 @@ class PrefixMiss:
     cached_token_id: int | None = None
 
 
-def note_miss(kv: KVManager, request: Request) -> None:
+def note_miss(kv: KV, request: Request) -> None:
     """Fill in `prefix_miss` and `missed` of a request that attached its prefix and has computed nothing of
     what follows.
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from leafage.core.kv_manager import KVManager
+from leafage.core.protocols import KV
 from leafage.core.request import Request
 
-Policy = Callable[[Sequence[Request], KVManager], Iterable[Request]]
+Policy = Callable[[Sequence[Request], KV], Iterable[Request]]
 
 
-def fcfs(waiting: Sequence[Request], kv: KVManager) -> Iterable[Request]:
+def fcfs(waiting: Sequence[Request], kv: KV) -> Iterable[Request]:
     """First come, first served within each priority. Nothing is ever passed."""
     return waiting
 

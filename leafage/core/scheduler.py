@@ -18,10 +18,9 @@ from __future__ import annotations
 from leafage.core.admission import at_least, fitting_max_tokens, growth_left, victim_for
 from leafage.core.batch import Batch, SampledToken, StepOutput
 from leafage.core.counters import SchedulerCounters
-from leafage.core.kv_manager import KVManager
 from leafage.core.misses import note_miss
 from leafage.core.policy import POLICIES, Policy
-from leafage.core.protocols import StopCheck
+from leafage.core.protocols import KV, StopCheck
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
 from leafage.core.rows import Chunk, build_item, finish_reason, new_prompt_logprobs
@@ -50,7 +49,7 @@ class Scheduler:
 
     def __init__(
         self,
-        kv: KVManager,
+        kv: KV,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,

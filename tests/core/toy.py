@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken, StepOutput, Transfer
 from leafage.core.kv_manager import KVManager
-from leafage.core.protocols import PrefixIndex
+from leafage.core.protocols import KV, PrefixIndex
 from leafage.core.request import Delta, FinishReason, Request
+from leafage.core.reserved import ReservedKVManager
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.scheduler import Scheduler
 
@@ -47,14 +48,22 @@ class ToyExecutor:
         num_blocks, block_size: the cache's shape.
         vocab_size: answers are 0 .. vocab_size - 1.
         strict: fail where a wrong value is read, instead of answering from it.
+        whole_copies: a full block may be copied, too: nothing is shared.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int = 50, *, strict: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 50,
+        *,
+        strict: bool = True,
+        whole_copies: bool = False,
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.strict = strict
+        self.whole_copies = whole_copies or block_size == 1
         self.slots = [POISON] * (num_blocks * block_size)
         self.num_prompt_rows = 0
         self.num_rows = 0
@@ -101,7 +110,7 @@ class ToyExecutor:
         size = self.block_size
         sources = [self.slots[c.src * size : c.src * size + c.num_slots] for c in batch.copies]
         for copy, values in zip(batch.copies, sources, strict=True):
-            assert 0 < copy.num_slots < size or self.block_size == 1, "a whole block is shared, not copied"
+            assert 0 < copy.num_slots < size + self.whole_copies, "a whole block is shared, not copied"
             rest = [POISON] * (size - copy.num_slots)
             self.slots[copy.dst * size : (copy.dst + 1) * size] = values + rest
 
@@ -200,9 +209,17 @@ class Loop:
         strict: bool = True,
         check: bool = True,
         block_order: list[int] | None = None,
+        reservation: str | None = None,
+        allocator: str = "first-fit",
         **options: object,
     ) -> None:
-        self.kv = KVManager(num_blocks, block_size, prefix_index, block_order=block_order)
+        self.kv: KV
+        if reservation is None:
+            self.kv = KVManager(num_blocks, block_size, prefix_index, block_order=block_order)
+        else:
+            self.kv = ReservedKVManager(
+                num_blocks, block_size, reservation, max_model_len=max_model_len, allocator=allocator
+            )
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=max_num_seqs,
@@ -210,7 +227,9 @@ class Loop:
             max_model_len=max_model_len,
             **options,  # type: ignore[arg-type]
         )
-        self.executor = ToyExecutor(num_blocks, block_size, vocab_size, strict=strict)
+        self.executor = ToyExecutor(
+            num_blocks, block_size, vocab_size, strict=strict, whole_copies=reservation is not None
+        )
         self.check = check
         self.answers: dict[tuple[str, int], Answer] = {}
         self.requests: dict[str, Request] = {}

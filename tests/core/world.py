@@ -33,20 +33,19 @@ class World:
         block_size = rng.choice([1, 2, 3, 4, 5, 8, 16, 32])
         num_tokens = rng.choice([rng.randint(20, 100), rng.randint(50, 200), rng.randint(100, 1500)])
         num_blocks = min(max(num_tokens // block_size, 3), 200)
-        self.loop = Loop(
-            num_blocks,
-            block_size,
-            **{
-                "max_num_seqs": rng.choice([1, 4, 8, 16]),
-                "max_num_batched_tokens": rng.choice([1, 5, 16, 16, 64, 64, 300]),
-                "max_model_len": rng.choice([60, 400]),
-                "vocab_size": rng.choice([3, 50, 50]),
-                "prefix_index": rng.choice(["radix", "radix", "hash_chain", "none"]),
-                "watermark": rng.choice([0, 0, 1, 2]),
-                "max_preemptions": rng.choice([1, 4, 1000]),
-                **options,
-            },  # type: ignore[arg-type]
-        )
+        settings: dict[str, object] = {
+            "max_num_seqs": rng.choice([1, 4, 8, 16]),
+            "max_num_batched_tokens": rng.choice([1, 5, 16, 16, 64, 64, 300]),
+            "max_model_len": rng.choice([60, 400]),
+            "vocab_size": rng.choice([3, 50, 50]),
+            "prefix_index": rng.choice(["radix", "radix", "hash_chain", "none"]),
+            "watermark": rng.choice([0, 0, 1, 2]),
+            "max_preemptions": rng.choice([1, 4, 1000]),
+            **options,
+        }
+        if "reservation" in options:  # the pool must hold one
+            settings["max_model_len"] = min(60, max(num_blocks * block_size // rng.choice([2, 3, 6]), 1))
+        self.loop = Loop(num_blocks, block_size, **settings)  # type: ignore[arg-type]
         longest = min(num_blocks * block_size // rng.choice([1, 4]) + 1, 150)
         self.heads = [[rng.randint(0, 3) for _ in range(rng.randint(1, longest))] for _ in range(3)]
         self.block_size = block_size

@@ -1,0 +1,189 @@
+"""Contiguous allocation: runs of consecutive units, as systems without paging reserve them.
+
+Two allocators with one interface. `FirstFit` leaves holes that no request fits (external fragmentation);
+`Buddy` rounds every run up to a power of two (internal fragmentation) and merges freed halves at once. After
+Knuth, "The Art of Computer Programming", volume 1, section 2.5.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Protocol
+
+
+class Arena(Protocol):
+    """Runs of consecutive units 0 .. size - 1. What is free is known, never what a run holds."""
+
+    size: int
+    num_free: int
+    """Free units, wherever they lie."""
+
+    def rounded(self, length: int) -> int:
+        """The units that a run of `length` really takes."""
+        ...
+
+    def capacity(self, length: int) -> int:
+        """How many runs of `length` the empty arena holds."""
+        ...
+
+    def allocate(self, length: int) -> int | None:
+        """The first unit of a run, None when no free one is long enough."""
+        ...
+
+    def free(self, start: int, length: int) -> None:
+        """Give back a run, by the length that was asked for."""
+        ...
+
+    def largest_free(self) -> int:
+        """The longest run that can be had now."""
+        ...
+
+    def free_runs(self) -> list[tuple[int, int]]:
+        """(start, length) of every free run, by start."""
+        ...
+
+    def check(self) -> None:
+        """Assert what must hold of the free runs. For tests."""
+        ...
+
+
+class FirstFit:
+    """The lowest hole that is large enough; neighbouring holes are one.
+
+    Allocating and freeing are linear in the number of holes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = self.num_free = size
+        self._starts = [0]
+        self._lengths = [size]
+
+    def rounded(self, length: int) -> int:
+        return length
+
+    def capacity(self, length: int) -> int:
+        return self.size // length
+
+    def allocate(self, length: int) -> int | None:
+        assert length > 0, "a run has at least one unit"
+        for i, hole in enumerate(self._lengths):
+            if hole >= length:
+                start = self._starts[i]
+                if hole == length:
+                    del self._starts[i], self._lengths[i]
+                else:
+                    self._starts[i] = start + length
+                    self._lengths[i] = hole - length
+                self.num_free -= length
+                return start
+        return None
+
+    def free(self, start: int, length: int) -> None:
+        starts, lengths = self._starts, self._lengths
+        i = bisect_left(starts, start)
+        joins_next = i < len(starts) and start + length == starts[i]
+        joins_previous = i > 0 and starts[i - 1] + lengths[i - 1] == start
+        assert i == len(starts) or start + length <= starts[i], f"units from {start} are free already"
+        assert i == 0 or starts[i - 1] + lengths[i - 1] <= start, f"units from {start} are free already"
+        if joins_previous and joins_next:
+            lengths[i - 1] += length + lengths[i]
+            del starts[i], lengths[i]
+        elif joins_previous:
+            lengths[i - 1] += length
+        elif joins_next:
+            starts[i] = start
+            lengths[i] += length
+        else:
+            starts.insert(i, start)
+            lengths.insert(i, length)
+        self.num_free += length
+
+    def largest_free(self) -> int:
+        return max(self._lengths, default=0)
+
+    def free_runs(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._lengths, strict=True))
+
+    def check(self) -> None:
+        end = -1
+        for start, length in self.free_runs():
+            assert length > 0, "a hole is empty"
+            assert start > end, f"the holes before and at {start} overlap or should be one"
+            end = start + length
+        assert end <= self.size, "a hole ends outside the arena"
+        assert sum(self._lengths) == self.num_free, "num_free is wrong"
+
+
+class Buddy:
+    """Runs of 2^k units at multiples of 2^k; two free halves of one run are that run again.
+
+    An arena whose size is no power of two is a row of them, largest first, that never merge.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = self.num_free = size
+        self._roots: list[tuple[int, int]] = []  # (start, order)
+        self._free: list[set[int]] = [set() for _ in range(size.bit_length())]  # starts by order
+        start = 0
+        for order in reversed(range(size.bit_length())):
+            if size >> order & 1:
+                self._roots.append((start, order))
+                self._free[order].add(start)
+                start += 1 << order
+
+    def rounded(self, length: int) -> int:
+        return 1 << _order(length)
+
+    def capacity(self, length: int) -> int:
+        return sum(1 << order >> _order(length) for _, order in self._roots)
+
+    def allocate(self, length: int) -> int | None:
+        wanted = _order(length)
+        for order in range(wanted, len(self._free)):
+            if self._free[order]:
+                start = min(self._free[order])
+                self._free[order].remove(start)
+                while order > wanted:  # halve it and keep the lower half
+                    order -= 1
+                    self._free[order].add(start + (1 << order))
+                self.num_free -= 1 << wanted
+                return start
+        return None
+
+    def free(self, start: int, length: int) -> None:
+        order = _order(length)
+        assert not any(
+            low <= start < low + run or start <= low < start + (1 << order) for low, run in self.free_runs()
+        ), f"units from {start} are free already"
+        self.num_free += 1 << order
+        # The buddy of a whole root is never free as one run: the root behind it is smaller.
+        while start ^ (1 << order) in self._free[order]:
+            self._free[order].remove(start ^ (1 << order))
+            start &= ~(1 << order)
+            order += 1
+        self._free[order].add(start)
+
+    def largest_free(self) -> int:
+        return max((1 << order for order, starts in enumerate(self._free) if starts), default=0)
+
+    def free_runs(self) -> list[tuple[int, int]]:
+        return sorted((start, 1 << order) for order, starts in enumerate(self._free) for start in starts)
+
+    def check(self) -> None:
+        end = 0
+        for start, length in self.free_runs():
+            assert start >= end, f"free runs overlap at {start}"
+            assert start % length == 0, f"the free run at {start} is not at a multiple of its {length} units"
+            assert start ^ length not in self._free[length.bit_length() - 1], "two free buddies are not one"
+            end = start + length
+        assert end <= self.size, "a free run ends outside the arena"
+        assert sum(length for _, length in self.free_runs()) == self.num_free, "num_free is wrong"
+
+
+def _order(length: int) -> int:
+    """k of the smallest 2^k >= length."""
+    assert length > 0, "a run has at least one unit"
+    return (length - 1).bit_length()
+
+
+ARENAS: dict[str, type[FirstFit] | type[Buddy]] = {"first-fit": FirstFit, "buddy": Buddy}
