@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leafage.core.sampling_params import SamplingParams
+from leafage.core.usage import KINDS
 from leafage.errors import InvalidParameterError
 from leafage.overhead import BATCH_SIZES, Overhead, measure_overhead
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 BANDWIDTH_BYTES = 1 << 30
 BUSY_LOAD = 0.5
 OVERHEAD = "overhead"
+HELD = ("stored", "reservation", "internal")
+"""What running requests keep from others, of `core.usage.KINDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ def _ids(seed: int, vocab_size: int, count: int) -> list[int]:
 class Run:
     """One run of a workload; times in seconds. `native` is the part of `wall` inside native calls.
 
-    `tokens` is what each request gave, in the order of the prompts.
+    `mean_batch` is sequences that ran, and `kv` slots of the KV cache by kind (`core.usage.Usage`), both as
+    means over the time of the steps. `tokens` is what each request gave, in the order of the prompts.
     """
 
     wall: float
@@ -98,6 +102,8 @@ class Run:
     native: float
     steps: int
     cached_tokens: int
+    mean_batch: float = 0.0
+    kv: dict[str, float] = field(default_factory=dict)
     tokens: list[list[int]] = field(default_factory=list, repr=False)
 
 
@@ -145,6 +151,13 @@ class Result:
     @property
     def median(self) -> float:
         return statistics.median(self.values)
+
+    @property
+    def kv_shares(self) -> dict[str, float]:
+        """Of the slots that running requests held in the last run, the fraction of each kind."""
+        kv = self.runs[-1].kv
+        held = sum(kv[kind] for kind in HELD) or 1.0
+        return {kind: kv[kind] / held for kind in (*HELD, "duplicates")}
 
     @property
     def outside_native(self) -> float:
@@ -305,7 +318,12 @@ def run_once(
     native = after["native_seconds"] - before["native_seconds"]
     steps = int(after["num_steps"] - before["num_steps"])
     tokens = [output.outputs[0].token_ids for output in outputs]
-    return Run(wall, decode, first.time_to_first_token, native, steps, cached, tokens)
+    busy = after["busy_seconds"] - before["busy_seconds"]
+    mean_batch = (after["seq_seconds"] - before["seq_seconds"]) / busy
+    kv = {
+        kind: (after[f"kv_slot_seconds_{kind}"] - before[f"kv_slot_seconds_{kind}"]) / busy for kind in KINDS
+    }
+    return Run(wall, decode, first.time_to_first_token, native, steps, cached, mean_batch, kv, tokens)
 
 
 def _check(outputs: list[RequestOutput], work: Work) -> None:

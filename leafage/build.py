@@ -223,7 +223,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         max_model_len=plan.max_model_len,
         stop_check=stop_check,
     )
-    metrics = EngineMetrics(clock)
+    metrics = EngineMetrics(clock, scheduler)
     engine = Engine(
         scheduler,
         executor,

@@ -40,6 +40,13 @@ def test_choose() -> None:
         bench.choose(("W5",))
 
 
+def test_what_the_slots_that_were_held_are() -> None:
+    kv = {"stored": 60.0, "reservation": 30.0, "internal": 10.0, "free": 900.0, "duplicates": 20.0}
+    run = bench.Run(1.0, None, 0.1, 0.9, 10, 0, 3.0, kv)
+    result = bench.Result("W3", "batch", "s", [1.0], [run], 128, 128)
+    assert result.kv_shares == {"stored": 0.6, "reservation": 0.3, "internal": 0.1, "duplicates": 0.2}
+
+
 def test_report_as_plain_numbers() -> None:
     runs = [bench.Run(wall, wall / 2, 0.1, wall * 0.9, 10, 0) for wall in (1.0, 2.0, 4.0)]
     result = bench.Result("W1", "decode", "tok/s", [1.0, 3.0, 2.0], runs, 128, 128)

@@ -94,12 +94,24 @@ def _print(report: Report) -> None:
     console.print(table)
     if outside:
         console.print(f"outside the native call: {outside}", style="dim")
+    for result in report.results:
+        if result.runs[-1].mean_batch > 1:
+            console.print(_memory(result), style="dim")
     for overhead in report.overheads:
         console.print(_overhead(overhead), style="dim")
     console.print(
         f"machine: reads {floors.bandwidth / 1e9:.1f} GB/s, int8 {floors.int8_peak / 1e9:.0f} GOP/s "
         f"({floors.instruction}), {floors.threads} threads; kernels: {report.kernels}",
         style="dim",
+    )
+
+
+def _memory(result: Result) -> str:
+    share = {kind: f"{100 * value:.1f} %" for kind, value in result.kv_shares.items()}
+    return (
+        f"KV memory of {result.name}, of what {result.runs[-1].mean_batch:.0f} sequences held on average: "
+        f"{share['stored']} stored, {share['reservation']} to be written, {share['internal']} internal "
+        f"fragmentation; {share['duplicates']} duplicates"
     )
 
 

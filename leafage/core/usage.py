@@ -71,13 +71,22 @@ def paged_usage(kv: KVManager, running: Iterable[Request]) -> Usage:
     """The usage of blocks. O(running sequences): what they share, they have written."""
     size = kv.block_size
     usage = Usage()
+    unwritten = internal = 0  # every step comes here, so the loop is plain
     for request in running:
-        longest = num_computable(request)
         if len(request.sequences) > 1:
-            _add_gang(usage, request, size, longest)
-        else:
-            seq = request.sequences[0]
-            usage.add(seq, len(seq.block_table) * size, longest)
+            _add_gang(usage, request, size)
+            continue
+        seq = request.sequences[0]
+        written = seq.num_planned
+        if seq.write_from > written:
+            written = seq.write_from
+        held = len(seq.block_table) * size
+        unwritten += held - written
+        beyond = held - seq.num_prompt_tokens - request.max_tokens + 1
+        if beyond > 0:
+            internal += beyond
+    usage.reservation += unwritten - internal
+    usage.internal += internal
     of_copies = {block for copy in kv.copies for block in (copy.src, copy.dst)}
     copied = sum(_only_copied(kv.store, block) for block in of_copies)
     usage.cached = (kv.num_cached + copied) * size
@@ -93,8 +102,9 @@ def _only_copied(store: BlockStore, block: int) -> bool:
     return store.owners(block) == (store.node_of(block) is not None)
 
 
-def _add_gang(usage: Usage, request: Request, size: int, longest: int) -> None:
+def _add_gang(usage: Usage, request: Request, size: int) -> None:
     """Members also share blocks that are not full: between a fork and the copies, and while they resume."""
+    longest = num_computable(request)
     members = [(seq.block_table, max(seq.num_planned, seq.write_from)) for seq in request.live]
     first = min(written for _, written in members) // size  # blocks before it are full
     blocks: dict[int, tuple[int, int]] = {}  # slots written, and slots that can be

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from leafage.core.batch import Batch
 from leafage.core.protocols import Clock
 from leafage.core.request import Delta, Request
+from leafage.core.usage import KINDS, Usage, UsageSeconds
 
 if TYPE_CHECKING:
+    from leafage.core.scheduler import Scheduler
     from leafage.engine.engine import Engine
 
 
@@ -65,13 +67,22 @@ def _between(start: float | None, end: float | None) -> float | None:
 class EngineMetrics:
     """Watches an engine (`engine.Observer`): the times of requests, and of the loop itself.
 
+    Args:
+        clock: the engine's.
+        scheduler: whose use of the KV cache is weighed by the time of the steps; None: nobody's.
+
     Attributes:
         busy_seconds: time inside steps.
         last_step_time: end of the last step, None before the first.
+        usage_seconds: the KV cache during steps, each counted as it was while its batch ran.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, scheduler: Scheduler | None = None) -> None:
         self.clock = clock
+        self.usage_seconds = UsageSeconds()
+        self._scheduler = scheduler
+        self._usage = Usage()
+        self._num_seqs = 0
         self.busy_seconds = 0.0
         self.last_step_time: float | None = None
         self._live: dict[str, tuple[Request, RequestMetrics]] = {}
@@ -94,10 +105,15 @@ class EngineMetrics:
                 if item.request_id in self._unscheduled:
                     self._unscheduled.discard(item.request_id)
                     self._live[item.request_id][1].first_scheduled_time = now
+        if self._scheduler is not None:
+            roster = self._scheduler.roster
+            self._usage = self._scheduler.kv.usage(roster.running)
+            self._num_seqs = roster.num_seqs
 
     def stepped(self, batch: Batch, deltas: list[Delta]) -> None:
         now = self.last_step_time = self.clock.now()
         self.busy_seconds += now - self._step_began
+        self.usage_seconds.add(self._usage, self._num_seqs, now - self._step_began)
         for delta in deltas:
             entry = self._live.get(delta.request_id)
             if entry is None:
@@ -123,9 +139,11 @@ class EngineMetrics:
 def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | float]:
     """Counters and gauges of an engine, named as vLLM's where it has them. On the thread that steps it.
 
-    Counters only grow. Blocks: free + cached + active = total.
+    Counters only grow. Blocks: free + cached + active = total. Slots by kind (`core.usage.Usage`), now and,
+    as `kv_slot_seconds`, summed over the time of steps; the same of running sequences: `seq_seconds`.
     """
     scheduler, kv = engine.scheduler, engine.scheduler.kv
+    usage, seconds = kv.usage(scheduler.roster.running), metrics.usage_seconds
     counters = scheduler.counters
     return {
         "num_requests_running": scheduler.num_running,
@@ -136,6 +154,10 @@ def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | floa
         "kv_blocks_active": kv.num_active,
         "kv_cache_usage_perc": kv.num_active / kv.num_blocks,
         "kv_blocks_evicted": kv.counters.evicted_blocks,
+        **{f"kv_slots_{kind}": getattr(usage, kind) for kind in KINDS},
+        **{f"kv_slot_seconds_{kind}": sums for kind, sums in zip(KINDS, seconds.slot_seconds, strict=True)},
+        "seq_seconds": seconds.seq_seconds,
+        "num_fragmented_admissions": kv.counters.fragmented_admissions,
         "prefix_cache_queries": counters.prefix_queries,
         "prefix_cache_hits": counters.prefix_hits,
         **{f"prefix_cache_miss_{k}": v for k, v in sorted(counters.prefix_cache_miss_tokens.items())},

@@ -29,7 +29,10 @@ def test_bench_measures_and_writes_json(leafage: Callable, smollm2_path: Path, t
     assert prefill["num_prompt_tokens"] == 1024 and prefill["runs"][0]["cached_tokens"] == 0
     assert 0 < decode["share"] < 1.5 and 0 < prefill["share"] < 1
     assert 0 <= decode["outside_native"] < 1
-    assert decode["runs"][0]["steps"] >= 128
+    [run] = decode["runs"]
+    assert run["steps"] >= 128 and run["mean_batch"] == pytest.approx(1)
+    slots = [run["kv"][k] for k in ("stored", "reservation", "internal", "external", "cached", "free")]
+    assert sum(slots) == pytest.approx(2048) and 128 < run["kv"]["stored"] < 256
     assert report["floors"]["bandwidth"] > 1e8
 
 

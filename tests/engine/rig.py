@@ -150,7 +150,7 @@ def make_rig(
         max_model_len=max_model_len,
         stop_check=stop_check,
     )
-    metrics = EngineMetrics(FakeClock())
+    metrics = EngineMetrics(FakeClock(), scheduler)
     engine = Engine(
         scheduler,
         executor,

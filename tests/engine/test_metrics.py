@@ -71,6 +71,25 @@ def test_p01_hits_and_reasons_of_misses(make_rig: MakeRig, block_size: int) -> N
     assert misses == stats["prefix_cache_queries"] - stats["prefix_cache_hits"]
 
 
+def test_r1_4_slots_are_weighed_by_the_time_of_steps(make_rig: MakeRig) -> None:
+    """3 prompt tokens, blocks of 4, the clock moves a second a step: 3, 4, 5, 6, 7 and 8 slots are stored."""
+    rig = make_rig("hello", num_blocks=64)
+    finished(rig, "r")
+    before = engine_stats(rig.engine, rig.metrics)
+    assert before["kv_slot_seconds_stored"] == 3 + 4 + 5 + 6 + 7 + 8
+    assert before["kv_slot_seconds_reservation"] == 1 + 0 + 3 + 2 + 1 + 0
+    assert before["kv_slot_seconds_free"] == 2 * 252 + 4 * 248
+    kinds = ("stored", "reservation", "internal", "external", "cached", "free")
+    assert sum(before[f"kv_slot_seconds_{kind}"] for kind in kinds) == 256 * before["busy_seconds"]
+    assert before["seq_seconds"] == before["busy_seconds"] == 6
+    assert sum(before[f"kv_slots_{kind}"] for kind in kinds) == 256
+    assert before["kv_slots_stored"] == 0 and before["kv_slots_cached"] == 8
+    rig.metrics.clock.time += 1000  # idle time has no weight
+    finished(rig, "again")
+    after = engine_stats(rig.engine, rig.metrics)
+    assert after["kv_slot_seconds_stored"] == 2 * before["kv_slot_seconds_stored"]
+
+
 def test_the_real_clock_moves_forward() -> None:
     clock = MonotonicClock()
     assert clock.now() <= clock.now()
