@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from leafage.core.beam import Beam
+from leafage.core.counters import SchedulerCounters
+from leafage.core.misses import note_miss
 from leafage.core.protocols import KV
 from leafage.core.request import Request
-from leafage.core.roster import rank
+from leafage.core.request import Sequence as Seq
+from leafage.core.roster import Roster, rank
+from leafage.core.sampling_params import SamplingParams
+from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError, RequestTooLargeError
+
+PREEMPTIONS = ("auto", "swap", "recompute")
+MAX_PREEMPTIONS = 4
+"""B: a gang preempted this often is not a victim for its own priority again."""
 
 
 def at_least(low: int, **limits: int) -> None:
@@ -21,7 +31,7 @@ def fitting_max_tokens(request: Request, kv: KV, *, max_seqs: int, max_model_len
     """The request's max_tokens, or as many as fit when it is unset.
 
     Args:
-        max_seqs: the largest n that can run at once.
+        max_seqs: the most sequences that can run at once.
         max_model_len: prompt and output tokens of a sequence at most.
 
     Raises:
@@ -29,10 +39,11 @@ def fitting_max_tokens(request: Request, kv: KV, *, max_seqs: int, max_model_len
     """
     params = request.params
     num_prompt = len(request.prompt_token_ids)
-    if params.n > max_seqs:
+    num_seqs = params.num_sequences
+    if num_seqs > max_seqs:
         raise RequestTooLargeError(
-            "n is larger than what can run at once",
-            value=params.n,
+            f"{_width_name(params)} is larger than what can run at once",
+            value=num_seqs,
             limit=max_seqs,
             remedy="ask for fewer sequences, or raise max_num_seqs and max_num_batched_tokens",
         )
@@ -44,9 +55,9 @@ def fitting_max_tokens(request: Request, kv: KV, *, max_seqs: int, max_model_len
             limit=f"{max_model_len - 1} (max_model_len is {max_model_len})",
             remedy="shorten the prompt or raise max_model_len",
         )
-    longest = kv.longest_output(num_prompt, params.n)
+    longest = kv.longest_output(num_prompt, num_seqs)
     capacity = (kv.num_blocks - kv.max_pinned_blocks) * kv.block_size
-    many = f" and n = {params.n}" if params.n > 1 else ""
+    many = f" and {_width_name(params)} = {num_seqs}" if num_seqs > 1 else ""
     if longest < 1:
         raise RequestTooLargeError(
             "the prompt does not fit the KV cache",
@@ -74,11 +85,16 @@ def fitting_max_tokens(request: Request, kv: KV, *, max_seqs: int, max_model_len
     return params.max_tokens
 
 
+def _width_name(params: SamplingParams) -> str:
+    """The parameter that says how many sequences run."""
+    return "beam_width" if params.beam_width else "best_of" if params.best_of else "n"
+
+
 def growth_left(request: Request, kv: KV) -> int:
     """Blocks that a gang may still ask for at worst: beyond those it holds or, waiting, gets at admission."""
     num_prompt = len(request.prompt_token_ids)
     most = kv.blocks_for(num_prompt + request.max_tokens - 1)
-    left = request.params.n - len(request.sequences)  # not forked yet
+    left = request.params.num_sequences - len(request.sequences)  # not forked yet
     growth = left * (most - num_prompt // kv.block_size)
     for seq in request.live:
         growth += most - (len(seq.block_table) or kv.blocks_for(len(seq.tokens)))
@@ -98,3 +114,162 @@ def victim_for(requester: Request, running: Sequence[Request], step: int, max_pr
         if candidate.visited != step and not spared:
             return candidate
     return requester
+
+
+class Admission:
+    """Moves gangs between waiting and running: each is admitted, preempted and resumed as a whole.
+
+    Args:
+        kv: the blocks.
+        roster: the unfinished requests.
+        counters: of the scheduler.
+        watermark: blocks kept available at admission while anything runs.
+        max_preemptions: B above.
+        preemption: how a victim's K/V comes back: `recompute`, `swap`, or `auto`, the cheaper of both. What
+            the swap space has no room for is recomputed.
+        restore_cost: what `auto` compares.
+
+    Raises:
+        InvalidParameterError: a limit out of range.
+    """
+
+    def __init__(
+        self,
+        kv: KV,
+        roster: Roster,
+        counters: SchedulerCounters,
+        *,
+        watermark: int,
+        max_preemptions: int,
+        preemption: str,
+        restore_cost: RestoreCost,
+    ) -> None:
+        at_least(0, watermark=watermark)
+        at_least(1, max_preemptions=max_preemptions)
+        if preemption not in PREEMPTIONS:
+            raise InvalidParameterError(
+                "unknown preemption", value=preemption, limit=" or ".join(PREEMPTIONS)
+            )
+        self.preemption = preemption
+        self.restore_cost = restore_cost
+        self.kv = kv
+        self.roster = roster
+        self.counters = counters
+        self.watermark = watermark
+        self.max_preemptions = max_preemptions
+        self._next_seq_id = 0
+        self.released: list[int] = []
+        """seq_ids whose per-sequence state the executor may drop."""
+
+    def admit(self, request: Request, step: int) -> bool:
+        """Attach the cached prefix, get blocks for the rest and run; False if it does not fit.
+
+        A gang preempted too often gets in only when it and all that run could finish without another
+        preemption, at worst.
+        """
+        running = self.roster.running
+        watermark = self.watermark if running else 0
+        if running and request.num_preemptions >= self.max_preemptions:
+            watermark += sum(growth_left(gang, self.kv) for gang in [*running, request])
+        logprobs = request.params.prompt_logprobs is not None  # cached positions have none
+        limit = request.num_prompt_logprobs if logprobs else None
+        request.leader = request.live[0]
+        swapped = request.swapped
+        if swapped:
+            fits = self.kv.swap.take_in(request, watermark)
+        else:
+            fits = self.kv.admit(request, limit=limit, watermark=watermark)
+        if not fits:
+            return False
+        self.roster.start(request)
+        request.prefilling = not (request.swapped and request.ready)
+        request.visited = step
+        if swapped:
+            self.counters.swap_ins += 1
+        elif request.num_preemptions > 0:
+            for seq in request.live:
+                self.counters.recompute_hits += seq.num_computed
+                self.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
+        else:
+            request.num_cached = request.sequences[0].num_computed
+            if not logprobs:
+                note_miss(self.kv, request)
+        return True
+
+    def make_room(self, request: Request, members: list[Seq], step: int) -> bool:
+        """Preempt later gangs until all members can grow; the gang itself when none is left: then False."""
+        while not self.kv.can_grow(members):
+            victim = victim_for(request, self.roster.running, step, self.max_preemptions)
+            self.counters.preemptions += 1
+            victim.num_preemptions += 1
+            if self._swaps(victim) and self.kv.swap.out(victim):
+                self.counters.swap_outs += 1
+            self._requeue(victim)
+            if victim is request:
+                return False
+        return True
+
+    def restart(self, request: Request) -> None:
+        """Let a request wait that was not preempted: what it attached in this step was never computed."""
+        if request.num_preemptions == 0 and not request.counted:
+            request.num_cached = None
+        self.kv.swap.drop(request.sequences)
+        self._requeue(request)
+
+    def _swaps(self, request: Request) -> bool:
+        """Whether to swap a victim out rather than compute it again later."""
+        if self.preemption != "auto":
+            return self.preemption == "swap"
+        cost = self.restore_cost
+        first, *others = request.live
+        shared = cost.recompute(min(first.num_computed, first.num_prompt_tokens))
+        recompute = cost.recompute(first.num_computed)
+        recompute += sum(cost.recompute(seq.num_computed) - shared for seq in others)
+        return cost.swap(self.kv.swap.num_blocks(request)) < recompute
+
+    def _requeue(self, request: Request) -> None:
+        """Take all blocks back and let the request wait."""
+        for seq in request.live:
+            seq.num_lost = seq.num_computed
+            self.leave(seq, keep_tail=False)
+            seq.num_computed = seq.num_planned = 0
+        self.roster.stop(request)
+
+    def new_sequence(self, request: Request, parent: Seq | None = None) -> Seq:
+        """The next sequence of a gang, with the tokens of its parent or the prompt."""
+        self._next_seq_id += 1
+        return request.new_sequence(self._next_seq_id, parent)
+
+    def fork(self, request: Request, parent: Seq) -> Seq:
+        """A new member of the gang that shares all its parent has."""
+        child = self.new_sequence(request, parent)
+        self.kv.fork(parent, child)
+        return child
+
+    def continue_beams(self, request: Request, beams: list[Beam]) -> None:
+        """Make the gang these beams: the first heir of a sequence goes on with it, further ones fork off, and
+        sequences without an heir leave."""
+        parents = request.sequences[:]
+        heirs: set[int] = set()
+        members = []
+        for beam in beams:
+            parent = parents[beam.parent]
+            members.append(self.fork(request, parent) if beam.parent in heirs else parent)
+            heirs.add(beam.parent)
+        for i, seq in enumerate(parents):
+            if i not in heirs:
+                self.leave(seq, keep_tail=False)
+                seq.gang = []
+        request.sequences[:] = members
+        for seq, beam in zip(members, beams, strict=True):
+            seq.tokens.append(beam.path.token.token_id)
+
+    def leave(self, seq: Seq, *, keep_tail: bool) -> None:
+        """Take a sequence's blocks back, see `KVManager.release`."""
+        self.kv.release(seq, keep_tail=keep_tail)
+        self.released.append(seq.seq_id)
+
+    def take_released(self) -> list[int]:
+        """The seq_ids for the next batch."""
+        released, self.released = self.released, []
+        return released

@@ -26,6 +26,9 @@ class SchedulerCounters:
 
     steps: int = 0
     preemptions: int = 0
+    swap_outs: int = 0
+    """Preempted gangs whose blocks went to the swap space."""
+    swap_ins: int = 0
     recomputed_tokens: int = 0
     """Tokens computed again after a preemption."""
     recompute_hits: int = 0

@@ -17,7 +17,7 @@ The invariants, asserted by `check()`:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from leafage.core.batch import Copy
@@ -28,9 +28,10 @@ from leafage.core.counters import KVCounters
 from leafage.core.hash_chain import HashChain
 from leafage.core.invariants import check_kv
 from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
-from leafage.core.protocols import PrefixIndex
+from leafage.core.protocols import PrefixIndex, SwapSpace
 from leafage.core.radix_tree import RadixTree
 from leafage.core.request import Request, Sequence
+from leafage.core.swap import Swap, SwapSlots
 from leafage.core.usage import Duplicates, Usage, paged_usage
 from leafage.errors import InvalidParameterError
 
@@ -61,6 +62,7 @@ class KVManager:
         prefix_index: `radix`, `hash_chain`, `none`, or any PrefixIndex.
         max_pinned_blocks: blocks that pins may hold together; requests cannot count on them.
         block_order: the order in which the untouched pool hands its blocks out.
+        swap_space: where blocks of preempted requests may wait.
 
     Raises:
         InvalidParameterError: for sizes below 1 or an unknown index.
@@ -74,6 +76,7 @@ class KVManager:
         *,
         max_pinned_blocks: int = 0,
         block_order: list[int] | None = None,
+        swap_space: SwapSpace | None = None,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
@@ -93,6 +96,7 @@ class KVManager:
         self.max_pinned_blocks = max_pinned_blocks
         self.index = prefix_index
         self.store = BlockStore(BlockPool(num_blocks, block_order), prefix_index)
+        self.swap = Swap(self, swap_space or SwapSlots(0))
         self._claims = Claims(block_size)
         self.duplicates = Duplicates(block_size) if isinstance(prefix_index, NoIndex) else None
         self._attached: dict[int, Sequence] = {}
@@ -165,14 +169,16 @@ class KVManager:
     def begin_step(self, step: int) -> None:
         self.store.begin(step)
 
-    def commit(self) -> None:
-        """The step ran."""
+    def commit(self, failed_transfers: Collection[int] = ()) -> None:
+        """The step ran, but for the transfers of these seq_ids."""
         self.store.commit()
+        self.swap.commit(failed_transfers)
         self._touched.clear()
 
     def undo(self) -> list[Sequence]:
         """The step failed: take back what it published. Returns the sequences that rely on its results."""
         self.store.undo()
+        self.swap.undo()
         touched = list(self._touched.values())
         self._touched.clear()
         return touched
@@ -231,7 +237,7 @@ class KVManager:
             self.store.hold(partial[0].block)  # until the copy is listed
         for seq, match in zip(members, matches, strict=True):
             head = [] if seq is leader else leader.block_table[:shared]
-            self._attach(seq, match.nodes, head)
+            self.complete(seq, match.nodes, head)
         if partial is not None:
             self._copy_head(leader, *partial)
             self.store.drop(partial[0].block)
@@ -241,7 +247,7 @@ class KVManager:
         """Copies of the prompt's last, partly filled block that the first fork will make."""
         if len(request.sequences) > 1 or len(request.prompt_token_ids) % self.block_size == 0:
             return 0
-        return request.params.n - 1
+        return request.params.num_sequences - 1
 
     def _match(self, seq: Sequence, limit: int | None) -> _Match:
         size = self.block_size
@@ -257,7 +263,7 @@ class KVManager:
             return _Match(nodes)  # someone is computing that block: wait for it instead of copying a part
         return _Match(nodes, self.index.longest_run(node, tuple(tokens[start:end])))
 
-    def _attach(self, seq: Sequence, nodes: list[Node], head: list[int]) -> None:
+    def complete(self, seq: Sequence, nodes: list[Node], head: list[int]) -> None:
         """Fill the table behind the matched blocks: from the leader's head, then with fresh ones."""
         table = seq.block_table
         for block in head[len(table) :]:
@@ -269,6 +275,11 @@ class KVManager:
         self._stand(seq, nodes[-1] if nodes else None, len(nodes))
         if any(node.pending for node in nodes):
             self._touched[seq.seq_id] = seq
+
+    def resume_at(self, seq: Sequence, num_computed: int) -> None:
+        """The K/V of so many tokens comes back in this step."""
+        seq.num_computed = seq.num_planned = seq.write_from = num_computed
+        self._touched[seq.seq_id] = seq
 
     def _stand(self, seq: Sequence, node: Node | None, num_blocks: int) -> None:
         """The first `num_blocks` blocks, up to `node`, are attached: compute what follows them.

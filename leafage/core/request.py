@@ -10,6 +10,7 @@ from leafage.core.batch import SampledToken
 from leafage.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from leafage.core.beam import BeamSearch
     from leafage.core.misses import PrefixMiss
     from leafage.core.prefix_index import Key, Node
 
@@ -56,6 +57,7 @@ class Sequence:
         num_published: leading blocks of the table that the prefix index knows.
         index_node: the node of the last of them, None before the first; a detached one: publish nothing.
         claim: the block (parent node number, tokens) it computes next, for others to wait for.
+        swap_slots: where its first blocks are while it is swapped out.
         num_lost: tokens that were computed before the last preemption.
         num_planned: what `num_computed` becomes when the current step succeeds.
         rank: the request's (priority, arrival).
@@ -75,10 +77,12 @@ class Sequence:
     num_published: int = 0
     index_node: Node | None = None
     claim: tuple[int, Key] | None = None
+    swap_slots: list[int] = field(default_factory=list)
     num_lost: int = 0
     num_planned: int = 0
     rank: tuple[int, int] = (0, 0)
     gang: list[Sequence] = field(default_factory=list)
+    request_id: str = ""
 
     @property
     def num_output_tokens(self) -> int:
@@ -97,14 +101,16 @@ class Request:
         eos_token_ids: the model's end-of-generation ids (empty with ignore_eos).
         max_tokens: output tokens at most, of each sequence; set by `Scheduler.add`.
         seed: key of all random draws of the request; sequence i draws with `derive(seed, i)`.
-        sequences: the gang; one until the prompt is computed, then `params.n`.
+        sequences: the gang; one until the prompt is computed, then `params.num_sequences`. Running beams
+            stand in the order of their score.
         prefilling: some member has known tokens to compute besides its last one.
         visited: last step in which the scheduler gave it a turn.
         num_prompt_logprobs: prompt rows whose log-probabilities were delivered.
         missed: why prompt tokens were not cached, tokens by reason, as seen at first admission.
         prefix_miss: where the cached prefix ended and why, for the client.
         counted: its prefix hits and misses are in the counters.
-        leader: index of the sequence that computes the prompt for the gang.
+        leader: the sequence that computes the prompt for the gang.
+        beams: the state of its beam search, None for one that draws.
     """
 
     request_id: str
@@ -128,28 +134,47 @@ class Request:
     missed: dict[str, int] = field(default_factory=dict)
     prefix_miss: PrefixMiss | None = None
     counted: bool = False
-    leader: int = 0
+    leader: Sequence | None = None
+    beams: BeamSearch | None = None
 
     @property
     def live(self) -> list[Sequence]:
         """The sequences that have not ended."""
         return [seq for seq in self.sequences if seq.finish is None]
 
-    def new_sequence(self, seq_id: int) -> Sequence:
-        """Add the next sequence of the gang, with the prompt as its tokens."""
+    @property
+    def ready(self) -> bool:
+        """Whether all live sequences have at most their last known token to compute."""
+        return all(len(seq.tokens) - seq.num_computed <= 1 for seq in self.live)
+
+    @property
+    def swapped(self) -> bool:
+        """Whether its blocks are in the swap space."""
+        return any(seq.swap_slots for seq in self.sequences)
+
+    def new_sequence(self, seq_id: int, parent: Sequence | None = None) -> Sequence:
+        """Add the next sequence of the gang, with its parent's tokens, or the prompt."""
         index = len(self.sequences)
         seq = Sequence(
             seq_id=seq_id,
             index=index,
             seed=derive(self.seed, index),
-            tokens=list(self.prompt_token_ids),
+            tokens=list(self.prompt_token_ids if parent is None else parent.tokens),
             num_prompt_tokens=len(self.prompt_token_ids),
             cache_salt=self.cache_salt,
             rank=(self.priority, self.arrival),
             gang=self.sequences,
+            request_id=self.request_id,
         )
         self.sequences.append(seq)
         return seq
+
+    def end_of(self, seq: Sequence) -> int:
+        """How far to compute `seq` while the request is `prefilling`.
+
+        Beams advance in lockstep: once they run, their last tokens wait until all of them have got so far.
+        """
+        return len(seq.tokens) - (self.beams is not None and bool(self.beams.running))
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 from leafage.core.request import Request, RequestStatus
 
@@ -15,7 +16,7 @@ def rank(request: Request) -> tuple[int, int]:
 class Roster:
     """Every unfinished request is in exactly one of two lists, `waiting` or `running`, both sorted by rank.
 
-    A running gang counts as its `n` sequences from admission to its end, forked or not.
+    A running gang counts as all its sequences from admission to its end, forked or not.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,9 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def requests(self) -> Iterable[Request]:
+        return self._requests.values()
 
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
@@ -43,14 +47,14 @@ class Roster:
         """From waiting to running."""
         self._stop_waiting(request)
         request.status = RequestStatus.RUNNING
-        self.num_seqs += request.params.n
+        self.num_seqs += request.params.num_sequences
         insort(self.running, request, key=rank)
 
     def stop(self, request: Request) -> None:
         """From running back to waiting."""
         _remove(self.running, request)
         request.status = RequestStatus.PREEMPTED
-        self.num_seqs -= request.params.n
+        self.num_seqs -= request.params.num_sequences
         self._preempted.append(request)
         insort(self.waiting, request, key=rank)
 
@@ -59,7 +63,7 @@ class Roster:
         del self._requests[request.request_id]
         if request.status is RequestStatus.RUNNING:
             _remove(self.running, request)
-            self.num_seqs -= request.params.n
+            self.num_seqs -= request.params.num_sequences
         else:
             self._stop_waiting(request)
         request.status = RequestStatus.FINISHED
@@ -80,7 +84,7 @@ class Roster:
         assert {id(r) for r in both} == {id(r) for r in self._requests.values()} and len(both) == len(self)
         for requests in (self.waiting, self.running):
             assert requests == sorted(requests, key=rank), "a list is not in the order of service"
-        assert self.num_seqs == sum(r.params.n for r in self.running), "num_seqs is wrong"
+        assert self.num_seqs == sum(r.params.num_sequences for r in self.running), "num_seqs is wrong"
         assert all(r.status is RequestStatus.RUNNING and r.live for r in self.running)
         assert [r for r in self.waiting if r.status is RequestStatus.PREEMPTED] == sorted(
             self._preempted, key=rank

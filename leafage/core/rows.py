@@ -22,7 +22,7 @@ class Chunk:
 def build_item(chunk: Chunk) -> Item:
     """What the executor is told: a chunk that reaches the last known token draws the next one.
 
-    A prompt's last row draws for all n sequences at once; their seeds differ.
+    A prompt's last row draws for all sequences of the gang at once; their seeds differ.
     """
     request, seq, start, end = chunk.request, chunk.seq, chunk.start, chunk.end
     params = request.params
@@ -30,11 +30,13 @@ def build_item(chunk: Chunk) -> Item:
     samples: list[Sample] = []
     logits = Logits.NONE
     top_k = params.logprobs or 0
+    if request.beams is not None:
+        top_k = max(top_k, request.beams.num_candidates)
     if end == len(tokens):
         logits = Logits.LAST
         samples.append(Sample(seq.index, end, seq.seed))
-        if params.n > 1 and len(request.sequences) == 1:
-            samples += [Sample(i, end, derive(request.seed, i)) for i in range(1, params.n)]
+        if request.beams is None and len(request.sequences) == 1:
+            samples += [Sample(i, end, derive(request.seed, i)) for i in range(1, params.num_sequences)]
     if params.prompt_logprobs is not None and seq.index == 0:
         last_row = min(end, seq.num_prompt_tokens - 1)
         if request.num_prompt_logprobs < last_row:
@@ -73,9 +75,9 @@ def new_prompt_logprobs(chunk: Chunk, result: ItemOutput) -> list[SampledToken]:
 def finish_reason(
     request: Request, seq: Sequence, token_id: int, stop_check: StopCheck | None
 ) -> FinishReason | None:
-    """Why the sequence ends with the token it just got. Ids win over strings, both over lengths."""
+    """Why the sequence would end with this token as its next. Ids win over strings, both over lengths."""
     params = request.params
-    num_output = len(seq.tokens) - seq.num_prompt_tokens
+    num_output = len(seq.tokens) - seq.num_prompt_tokens + 1
     may_stop = num_output >= params.min_tokens
     if may_stop and token_id in request.eos_token_ids:
         return FinishReason(FinishKind.STOP)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from leafage.errors import InvalidParameterError
 
 MAX_LOGPROBS = 20
+MAX_SEQUENCES = 1024
+MAX_BEAM_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,13 @@ class SamplingParams:
     """Parameters of one request, named as vLLM and the OpenAI API name them.
 
     Attributes:
-        n: sequences to generate from one prompt.
+        n: answers to one prompt.
+        best_of: sequences to draw, of which the n with the highest cumulative log-probability are the answer.
+        beam_width: search for the most likely answers with so many beams instead of drawing; the n best are
+            the answer. Needs a temperature of 0 or 1 and neither top_p, top_k nor min_p.
+        length_penalty: beams are compared by their log-probability over length ** length_penalty, in [-5, 5].
+        early_stopping: True ends the search with the first beam_width answers, False when the best beam, as
+            long as it is now, is worse than they, 'never' when it could not be better at any length.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: keep the smallest set of tokens whose probability reaches top_p, in (0, 1].
         top_k: keep the k most likely tokens; 0 keeps all.
@@ -43,6 +51,10 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -69,7 +81,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         if isinstance(self.bad_words, str):
             object.__setattr__(self, "bad_words", (self.bad_words,))
-        _check_int("n", self.n, 1, 1024)
+        _check_int("n", self.n, 1, MAX_SEQUENCES)
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, self.n, MAX_SEQUENCES)
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
         if self.top_k == -1:  # vLLM's spelling of "all"
@@ -105,9 +119,46 @@ class SamplingParams:
             _check_int("logit_bias token id", token_id, 0, None)
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
+        _check_beams(self)
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run at once for the request: the size of its gang."""
+        return self.beam_width or self.best_of or self.n
+
+
+def _check_beams(params: SamplingParams) -> None:
+    if params.early_stopping not in (True, False, "never"):
+        limit = "True, False or 'never'"
+        raise InvalidParameterError("unknown early_stopping", value=repr(params.early_stopping), limit=limit)
+    _check_float("length_penalty", params.length_penalty, -5.0, 5.0)
+    if params.beam_width is None:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(params, name) != (1.0 if name == "length_penalty" else False):
+                remedy = "set beam_width as well, or leave it out"
+                raise InvalidParameterError(
+                    f"{name} is for beam search", value=getattr(params, name), remedy=remedy
+                )
+        return
+    _check_int("beam_width", params.beam_width, params.n, MAX_BEAM_WIDTH)
+    drawing: dict[str, object] = {"best_of": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    for name, unset in drawing.items():
+        if getattr(params, name) != unset:
+            raise InvalidParameterError(
+                f"beam search draws nothing, so it has no use for {name}",
+                value=getattr(params, name),
+                remedy=f"leave {name} or beam_width out",
+            )
+    if params.temperature not in (0.0, 1.0):
+        raise InvalidParameterError(
+            "beam search takes the model's own probabilities",
+            value=f"temperature = {params.temperature}",
+            limit="0 or 1",
+        )
 
 
 def _check_int(name: str, value: object, low: int, high: int | None) -> None:

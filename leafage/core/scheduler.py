@@ -15,8 +15,9 @@ What holds after every call, next to the invariants of KVManager:
 
 from __future__ import annotations
 
-from leafage.core.admission import at_least, fitting_max_tokens, growth_left, victim_for
+from leafage.core.admission import MAX_PREEMPTIONS, Admission, at_least, fitting_max_tokens
 from leafage.core.batch import Batch, SampledToken, StepOutput
+from leafage.core.beam import BeamSearch
 from leafage.core.counters import SchedulerCounters
 from leafage.core.misses import note_miss
 from leafage.core.policy import POLICIES, Policy
@@ -24,10 +25,8 @@ from leafage.core.protocols import KV, StopCheck
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
 from leafage.core.rows import Chunk, build_item, finish_reason, new_prompt_logprobs
+from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError, LeafageError, RequestError
-
-MAX_PREEMPTIONS = 4
-"""B: a gang preempted this often is not a victim for its own priority again."""
 
 
 class Scheduler:
@@ -40,8 +39,7 @@ class Scheduler:
         max_model_len: prompt and output tokens of a sequence at most.
         stop_check: asked for each sampled token whether the text ends there.
         policy: admission order; a name in `POLICIES` or a function.
-        watermark: blocks kept available at admission while anything runs.
-        max_preemptions: B above.
+        watermark, max_preemptions, preemption, restore_cost: see `Admission`.
 
     Raises:
         InvalidParameterError: a limit out of range, or an unknown policy.
@@ -58,15 +56,15 @@ class Scheduler:
         policy: str | Policy = "fcfs",
         watermark: int = 0,
         max_preemptions: int = MAX_PREEMPTIONS,
+        preemption: str = "auto",
+        restore_cost: RestoreCost | None = None,
     ) -> None:
         at_least(
             1,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
-            max_preemptions=max_preemptions,
         )
-        at_least(0, watermark=watermark)
         if isinstance(policy, str):
             if policy not in POLICIES:
                 raise InvalidParameterError("unknown policy", value=policy, limit=" or ".join(POLICIES))
@@ -77,14 +75,19 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.stop_check = stop_check
         self.policy = policy
-        self.watermark = watermark
-        self.max_preemptions = max_preemptions
         self.counters = SchedulerCounters()
         self.roster = Roster()  # the unfinished requests; others only look
-        self._next_seq_id = 0
+        self.admission = Admission(
+            kv,
+            self.roster,
+            self.counters,
+            watermark=watermark,
+            max_preemptions=max_preemptions,
+            preemption=preemption,
+            restore_cost=restore_cost or RestoreCost(),
+        )
         self._next_arrival = 0
         self._step = 0
-        self._released: list[int] = []  # seq_ids whose per-sequence state the executor may drop
         self._in_flight: Batch | None = None
         self._chunks: list[Chunk] = []  # what the batch in flight computes, item by item
         self._aborting: list[str] = []
@@ -132,12 +135,11 @@ class Scheduler:
             request.eos_token_ids = frozenset()
         request.arrival = self._next_arrival
         self._next_arrival += 1
-        self._new_sequence(request)
+        if request.params.beam_width is not None:
+            stop_ids = request.eos_token_ids.union(request.params.stop_token_ids)
+            request.beams = BeamSearch(request.params, request.max_tokens, len(stop_ids))
+        self.admission.new_sequence(request)
         self.roster.add(request)
-
-    def _new_sequence(self, request: Request) -> Sequence:
-        self._next_seq_id += 1
-        return request.new_sequence(self._next_seq_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request without another delta; its blocks are free when this returns.
@@ -170,11 +172,11 @@ class Scheduler:
                 budget = self._admit(prompts, budget)
             self._spend_rest(prompts, budget)
             chunks += prompts
-        batch = Batch([build_item(chunk) for chunk in chunks], self.kv.copies)
-        assert batch.items or not self.roster, "requests wait and nothing runs"
-        if batch.items:
-            batch.released = self._released
-            self._released = []
+        items = [build_item(chunk) for chunk in chunks]
+        batch = Batch(items, self.kv.copies, self.kv.swap.outgoing, self.kv.swap.incoming)
+        assert batch.has_work or not self.roster, "requests wait and nothing runs"
+        if batch.has_work:
+            batch.released = self.admission.take_released()
         self._in_flight, self._chunks = batch, chunks
         return batch
 
@@ -197,18 +199,23 @@ class Scheduler:
                 continue
             request.visited = self._step
             if len(request.sequences) > 1 or len(members[0].block_table) * size < len(members[0].tokens):
-                if not self._make_room(request, members):
+                if not self.admission.make_room(request, members, self._step):
                     continue
                 for seq in members:
                     kv.grow(seq, len(seq.tokens))
-            for seq in members:
-                end = len(seq.tokens)
-                if end // size > seq.num_published:
-                    kv.publish(seq, end)
-                seq.num_planned = end
-                chunks.append(Chunk(request, seq, seq.num_computed, end))
+            self._plan_decode(request, members, chunks)
             budget -= len(members)
         return budget, prefilling
+
+    def _plan_decode(self, request: Request, members: list[Sequence], chunks: list[Chunk]) -> None:
+        """The last known token of each member."""
+        kv, size = self.kv, self.kv.block_size
+        for seq in members:
+            end = len(seq.tokens)
+            if end // size > seq.num_published:
+                kv.publish(seq, end)
+            seq.num_planned = end
+            chunks.append(Chunk(request, seq, seq.num_computed, end))
 
     def _schedule_prompts(self, prefilling: list[Request], chunks: list[Chunk], budget: int) -> int:
         """Running gangs with more tokens to compute than their last ones. Returns the budget left."""
@@ -219,7 +226,7 @@ class Scheduler:
                 continue
             request.visited = self._step
             members = request.live
-            if self._make_room(request, members):
+            if self.admission.make_room(request, members, self._step):
                 for seq in members:
                     self.kv.grow(seq, len(seq.tokens))
                 others = i + 1 < len(prefilling) or bool(self.roster.waiting)
@@ -233,11 +240,13 @@ class Scheduler:
         compute what it needs next.
         """
         kv = self.kv
+        members, leader = request.live, request.leader
+        assert leader is not None
+        whole = budget
         if others:
             budget = min(budget, max(budget // 2, kv.block_size))
         left = budget
-        leader = request.sequences[request.leader]
-        for seq in request.live:
+        for seq in members:
             if left == 0:
                 break
             if seq is not leader and not kv.follow(seq, leader):
@@ -249,15 +258,22 @@ class Scheduler:
                     note_miss(kv, request)
                 if kv.must_yield(seq):
                     continue
-            chunk = Chunk(request, seq, seq.num_computed, seq.num_computed)
-            left -= self._extend(chunk, left)
-            chunks.append(chunk)
+            if seq.num_computed < request.end_of(seq):
+                chunk = Chunk(request, seq, seq.num_computed, seq.num_computed)
+                left -= self._extend(chunk, left)
+                chunks.append(chunk)
+        if left == budget and request.ready:  # beams that the cache has brought to their last tokens
+            request.prefilling = False
+            if len(members) > whole:
+                return 0
+            self._plan_decode(request, members, chunks)
+            return len(members)
         return budget - left
 
     def _extend(self, chunk: Chunk, budget: int) -> int:
         """Make a chunk longer by at most `budget` tokens, to a block boundary if not the end; by how many."""
         seq = chunk.seq
-        end = len(seq.tokens)
+        end = chunk.request.end_of(seq)
         if end - chunk.end > budget:
             end = chunk.end + budget
             aligned = end - end % self.kv.block_size
@@ -278,10 +294,8 @@ class Scheduler:
         for chunk in chunks:
             if budget == 0:
                 break
-            if chunk.end < len(chunk.seq.tokens) and not self.kv.knows_next(chunk.seq):
+            if chunk.end < chunk.request.end_of(chunk.seq) and not self.kv.knows_next(chunk.seq):
                 budget -= self._extend(chunk, budget)
-
-    # -- admission and preemption ------------------------------------------------------------------
 
     def _admit(self, chunks: list[Chunk], budget: int) -> int:
         """Admit waiting requests in the policy's order until one does not fit. Returns the budget left."""
@@ -293,57 +307,12 @@ class Scheduler:
                 break
             if roster.blocked(request):
                 continue
-            if not self._try_admit(request):
+            if not self.admission.admit(request, self._step):
                 break
+            if request.swapped:
+                continue  # its blocks arrive in this step
             budget -= self._plan_prompt(request, chunks, budget, bool(roster.waiting))
         return budget
-
-    def _try_admit(self, request: Request) -> bool:
-        """Attach the cached prefix, get blocks for the rest and run; False if it does not fit.
-
-        A gang preempted too often gets in only when it and all that run could finish without another
-        preemption, at worst.
-        """
-        running = self.roster.running
-        watermark = self.watermark if running else 0
-        if running and request.num_preemptions >= self.max_preemptions:
-            watermark += sum(growth_left(gang, self.kv) for gang in [*running, request])
-        logprobs = request.params.prompt_logprobs is not None  # cached positions have none
-        limit = request.num_prompt_logprobs if logprobs else None
-        request.leader = request.live[0].index
-        if not self.kv.admit(request, limit=limit, watermark=watermark):
-            return False
-        self.roster.start(request)
-        request.prefilling = True
-        request.visited = self._step
-        if request.num_preemptions > 0:
-            for seq in request.live:
-                self.counters.recompute_hits += seq.num_computed
-                self.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
-        else:
-            request.num_cached = request.sequences[0].num_computed
-            if not logprobs:
-                note_miss(self.kv, request)
-        return True
-
-    def _make_room(self, request: Request, members: list[Sequence]) -> bool:
-        """Preempt later gangs until all members can grow; the gang itself when none is left: then False."""
-        while not self.kv.can_grow(members):
-            victim = victim_for(request, self.roster.running, self._step, self.max_preemptions)
-            self.counters.preemptions += 1
-            victim.num_preemptions += 1
-            self._requeue(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _requeue(self, request: Request) -> None:
-        """Take all blocks back and let the request wait; it recomputes what the cache does not keep."""
-        for seq in request.live:
-            seq.num_lost = seq.num_computed
-            self._leave(seq, keep_tail=False)
-            seq.num_computed = seq.num_planned = 0
-        self.roster.stop(request)
 
     # -- a step: what came of it -------------------------------------------------------------------
 
@@ -353,8 +322,9 @@ class Scheduler:
         assert len(output.items) == len(batch.items), "one ItemOutput per item"
         deltas: list[Delta] = []
         dropped = self._drop_untrusted(output, deltas).union(self._aborting)
-        self.kv.commit()
+        self.kv.commit({transfer.seq_id for transfer in output.failed_transfers})
         self._in_flight = None
+        rows: dict[str, list[SampledToken]] = {}  # what the beams of a request gave, by request id
         for chunk, result in zip(self._chunks, output.items, strict=True):
             request, seq = chunk.request, chunk.seq
             if dropped and request.request_id in dropped:
@@ -362,12 +332,21 @@ class Scheduler:
             seq.num_computed = chunk.end
             if request.prefilling:
                 self.counters.prompt_tokens += chunk.end - chunk.start
+                if request.ready:
+                    request.prefilling = False
+                    self.counters.count_prefix(request)
             prompt_logprobs = new_prompt_logprobs(chunk, result) if result.prompt_logprobs else []
-            if chunk.end == len(seq.tokens):
+            draws = chunk.end == len(seq.tokens)
+            if draws and request.beams is None:
                 self._append(request, seq, result.sampled, prompt_logprobs, deltas)
-            elif prompt_logprobs:
+                continue
+            if draws:
+                rows.setdefault(request.request_id, []).append(result.sampled[0])
+            if prompt_logprobs:
                 num_cached = request.num_cached or 0
-                deltas.append(Delta(request.request_id, seq.index, [], None, prompt_logprobs, num_cached))
+                deltas.append(Delta(request.request_id, 0, [], None, prompt_logprobs, num_cached))
+        for request_id, beam_rows in rows.items():
+            self._advance_beams(request_id, beam_rows, deltas)
         self._chunks = []
         self._finish_aborts()
         return deltas
@@ -381,27 +360,54 @@ class Scheduler:
         deltas: list[Delta],
     ) -> None:
         """The sequence (and, after a prompt, its new siblings) got a token each."""
-        members = [seq]
-        if len(sampled) > 1:
-            members += [self._new_sequence(request) for _ in sampled[1:]]
-            for child in members[1:]:
-                self.kv.fork(seq, child)
-        if request.prefilling:
-            request.prefilling = any(len(m.tokens) - m.num_computed > 1 for m in request.live)
-            self.counters.count_prefix(request)
+        members = [seq] + [self.admission.fork(request, seq) for _ in sampled[1:]]
         self.counters.generated_tokens += len(sampled)
         ended = None
         for member, token in zip(members, sampled, strict=True):
-            member.tokens.append(token.token_id)
             member.finish = finish = finish_reason(request, member, token.token_id, self.stop_check)
+            member.tokens.append(token.token_id)
             cached = request.num_cached or 0
             deltas.append(Delta(request.request_id, member.index, [token], finish, prompt_logprobs, cached))
             prompt_logprobs = []
             if finish is not None:
                 ended = finish
-                self._leave(member, keep_tail=True)
+                self.admission.leave(member, keep_tail=True)
         if ended is not None and not request.live:
             self._finish(request, ended)
+
+    def _advance_beams(self, request_id: str, rows: list[SampledToken], deltas: list[Delta]) -> None:
+        """All beams of a request gave their rows: go on with the best continuations, or end."""
+        request = self.roster.get(request_id)
+        assert request is not None and request.beams is not None
+        parents = request.sequences[:]
+        beams = request.beams.advance(
+            rows, lambda i, token_id: finish_reason(request, parents[i], token_id, self.stop_check)
+        )
+        self.counters.generated_tokens += len(beams)
+        if not beams:
+            self._finish_beams(request, request.beams, deltas)
+            return
+        self.admission.continue_beams(request, beams)
+
+    def _finish_beams(self, request: Request, beams: BeamSearch, deltas: list[Delta]) -> None:
+        answers = beams.finished[: request.params.n]
+        if len(answers) < request.params.n:
+            error = RequestError(
+                "beam search found too few answers",
+                value=len(answers),
+                limit=f"n = {request.params.n}",
+                remedy="lower n, or allow more tokens",
+            )
+            deltas += self._end(request, FinishReason(FinishKind.ERROR, error=error))
+            return
+        for seq in request.live:
+            self.admission.leave(seq, keep_tail=True)
+            seq.finish = answers[0].finish
+        cached = request.num_cached or 0
+        for i, answer in enumerate(answers):
+            tokens = answer.path.tokens()
+            deltas.append(Delta(request.request_id, i, tokens, answer.finish, num_cached=cached))
+        self._finish(request, answers[0].finish)
 
     def _drop_untrusted(self, output: StepOutput, deltas: list[Delta]) -> set[str]:
         """End requests with unusable rows; requeue those whose swapped-in or attached K/V never arrived.
@@ -433,7 +439,7 @@ class Scheduler:
                 )
                 deltas += self._end(request, FinishReason(FinishKind.ERROR, error=error))
             elif request.request_id in again:
-                self._restart(request)
+                self.admission.restart(request)
         return again.union(errors)
 
     def fail(self, batch: Batch, error: LeafageError) -> list[Delta]:
@@ -444,7 +450,7 @@ class Scheduler:
         assert batch is self._in_flight, "this batch is not the one in flight"
         touched = {id(seq.gang) for seq in self.kv.undo()}
         self._in_flight = None
-        self._released = batch.released + self._released
+        self.admission.released[:0] = batch.released
         deltas: list[Delta] = []
         reason = FinishReason(FinishKind.ERROR, error=error)
         for request in dict.fromkeys(chunk.request for chunk in self._chunks):
@@ -452,34 +458,32 @@ class Scheduler:
         self._chunks = []
         for request in self.roster.running[:]:
             if id(request.sequences) in touched:
-                self._restart(request)
+                self.admission.restart(request)
         self._finish_aborts()
         return deltas
 
-    def _restart(self, request: Request) -> None:
-        """Let a request wait that was not preempted: what it attached in this step was never computed."""
-        if request.num_preemptions == 0 and not request.counted:
-            request.num_cached = None
-        self._requeue(request)
-
     # -- endings -----------------------------------------------------------------------------------
-
-    def _leave(self, seq: Sequence, *, keep_tail: bool) -> None:
-        self.kv.release(seq, keep_tail=keep_tail)
-        self._released.append(seq.seq_id)
 
     def _end(self, request: Request, reason: FinishReason) -> list[Delta]:
         """End all live sequences of a request, running or waiting. An aborted one is not reported."""
-        deltas = []
+        params = request.params
+        num_answers = params.n if request.beams is not None else params.num_sequences
+        ended = {seq.index for seq in request.sequences if seq.finish is not None}
         for seq in request.live:
             if request.status is RequestStatus.RUNNING:
-                self._leave(seq, keep_tail=reason.kind is FinishKind.ABORT)
+                self.admission.leave(seq, keep_tail=reason.kind is FinishKind.ABORT)
             seq.finish = reason
-            deltas.append(Delta(request.request_id, seq.index, [], reason, [], request.num_cached or 0))
+        cached = request.num_cached or 0
+        deltas = [
+            Delta(request.request_id, i, [], reason, num_cached=cached)
+            for i in range(num_answers)
+            if i not in ended
+        ]
         self._finish(request, reason)
         return [] if request.request_id in self._aborting else deltas
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        self.kv.swap.drop(request.sequences)
         self.roster.remove(request)
         for seq in request.sequences:
             seq.gang = []  # no reference cycle: freed at once, without the garbage collector
@@ -497,3 +501,4 @@ class Scheduler:
         """Assert the invariants of the queues and of the KV bookkeeping. For tests: O(everything)."""
         self.roster.check()
         self.kv.check()
+        self.kv.swap.check(seq for request in self.roster.requests() for seq in request.sequences)

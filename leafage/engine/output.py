@@ -116,14 +116,15 @@ class CompletionOutput:
     """One sequence of a request's output.
 
     Attributes:
-        index: its number within the request.
+        index: its number within the request; with best_of and beam search its rank, best first.
         text: without the stop string and without the text of the id that ended it.
         token_ids: all drawn ids, the one that ended it included.
-        cumulative_logprob: sum over the tokens' log-probabilities, None unless logprobs were asked for.
+        cumulative_logprob: sum over the tokens' log-probabilities; None unless logprobs, best_of or beam
+            search were asked for.
         logprobs: per token, None unless asked for.
         finish_reason: 'stop', 'length', 'abort', 'error', or None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for an end-of-generation id.
-        seed: with `n=1` this seed reproduces this sequence alone.
+        seed: with `n=1` this seed reproduces this sequence alone; None for beam search, which draws nothing.
         error: the reason of finish_reason 'error'.
     """
 
@@ -183,12 +184,12 @@ class _SequenceState:
     """
 
     index: int
-    seed: int
+    seed: int | None
     text: TextStream
     logprobs: list[SampledToken] | None
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
-    cumulative_logprob: float = 0.0
+    cumulative_logprob: float | None = None
     num_tokens: int = 0
     finish: FinishReason | None = None
 
@@ -206,6 +207,20 @@ class _RequestState:
     prompt_logprobs_sent: bool = False
     sink_failed: bool = False
     last_words: RequestOutput | None = None
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the answers are the best of more sequences, known when all have ended."""
+        return len(self.sequences) > self.request.params.n
+
+    def answers(self) -> list[_SequenceState]:
+        """What is sent at the end."""
+        if not self.ranks:
+            return self.sequences
+        best = sorted(self.sequences, key=_badness)[: self.request.params.n]
+        for rank, sequence in enumerate(best):
+            sequence.index = rank
+        return best
 
 
 class OutputProcessor:
@@ -230,17 +245,22 @@ class OutputProcessor:
     def add(self, request: Request, prompt: str | None, sink: Sink, *, stream: bool) -> None:
         """Follow a request that the engine has just accepted."""
         params = request.params
-        texts = [
-            TextStream(
+
+        def new_text() -> TextStream:
+            return TextStream(
                 self._new_detokenizer(params.skip_special_tokens),
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
             )
-            for _ in range(params.n)
-        ]
-        if params.stop:
-            self._stop_check.watch(request.sequences[0].seq_id, texts)
+
+        searches = params.beam_width is not None
+        texts = [new_text() for _ in range(params.n if searches else params.num_sequences)]
+        if params.stop and searches:
+            self._stop_check.watch_beams(request.request_id, new_text)
+        elif params.stop:
+            self._stop_check.watch(request.request_id, texts)
+        sums = searches or params.best_of is not None or params.logprobs is not None
         self._requests[request.request_id] = _RequestState(
             request,
             prompt,
@@ -248,10 +268,16 @@ class OutputProcessor:
             stream,
             self._metrics.of(request.request_id),
             [
-                _SequenceState(i, derive(request.seed, i), text, None if params.logprobs is None else [])
+                _SequenceState(
+                    i,
+                    None if searches else derive(request.seed, i),
+                    text,
+                    None if params.logprobs is None else [],
+                    cumulative_logprob=0.0 if sums else None,
+                )
                 for i, text in enumerate(texts)
             ],
-            num_running=params.n,
+            num_running=len(texts),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
 
@@ -290,8 +316,11 @@ class OutputProcessor:
         """One more output instead of those from `number` on, which the request's sink did not take."""
         for waiting, output in self._outbox[number:]:
             if waiting is state:
-                for completion in output.outputs:
-                    state.sequences[completion.index].finish = None
+                untold = state.sequences
+                if not state.ranks:
+                    untold = [state.sequences[completion.index] for completion in output.outputs]
+                for sequence in untold:
+                    sequence.finish = None
         self._end(state, reason)
         state.last_words = self._outbox[-1][1]
 
@@ -312,14 +341,14 @@ class OutputProcessor:
                 sequence.text.finish()
                 sequence.pieces.append(sequence.text.take())
         state.num_running = 0
-        self._send(state, ended if state.stream else state.sequences)
+        self._send(state, ended if state.stream and not state.ranks else state.answers())
 
     def _drop(self, state: _RequestState) -> None:
         if self._requests.get(state.request.request_id) is not state:
             return  # it had ended
         del self._requests[state.request.request_id]
         if state.request.params.stop:
-            self._stop_check.forget(state.request.sequences[0].seq_id)
+            self._stop_check.forget(state.request.request_id)
 
     @property
     def request_ids(self) -> list[str]:
@@ -333,23 +362,25 @@ class OutputProcessor:
         if delta.tokens:
             self._append(state, sequence, delta.tokens)
         finish = delta.finish
-        if finish is None and not (state.stream and delta.tokens):
+        streams = state.stream and not state.ranks
+        if finish is None and not (streams and delta.tokens):
             return
         self._make_text(sequence, finish)
         if finish is not None:
             state.num_running -= 1
             if state.num_running == 0:
                 self._drop(state)
-        if state.stream:
+        if streams:
             self._send(state, [sequence])
         elif state.num_running == 0:
-            self._send(state, state.sequences)
+            self._send(state, state.answers())
 
     def _append(self, state: _RequestState, sequence: _SequenceState, tokens: list[SampledToken]) -> None:
         sequence.num_tokens += len(tokens)
         sequence.token_ids += [token.token_id for token in tokens]
         if sequence.logprobs is not None:
             sequence.logprobs += tokens
+        if sequence.cumulative_logprob is not None:
             sequence.cumulative_logprob += sum(token.logprob for token in tokens)
 
     def _make_text(self, sequence: _SequenceState, finish: FinishReason | None) -> None:
@@ -404,6 +435,15 @@ class _NoText:
     def flush(self) -> str:
         return ""
 
+    def copy(self) -> _NoText:
+        return self
+
+
+def _badness(sequence: _SequenceState) -> tuple[bool, float]:
+    """Sorts the best answers first, what failed last."""
+    failed = sequence.finish is not None and sequence.finish.error is not None
+    return failed, -(sequence.cumulative_logprob or 0.0)
+
 
 def _decode(sequence: _SequenceState, num_left_out: int) -> str | None:
     """Push what is not in the text yet, but for the last `num_left_out`; returns the stop string it ends.
@@ -431,7 +471,7 @@ def _completion(sequence: _SequenceState, count: int, texts: TokenTexts) -> Comp
         sequence.index,
         "".join(sequence.pieces),
         sequence.token_ids,
-        None if logprobs is None else sequence.cumulative_logprob,
+        sequence.cumulative_logprob,
         logprobs,
         None if finish is None else finish.kind.value,
         None if finish is None else finish.stop_reason,

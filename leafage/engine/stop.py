@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import lru_cache
 from typing import Protocol
@@ -15,6 +16,7 @@ class Detokenizer(Protocol):
 
     def push(self, token_id: int) -> str: ...
     def flush(self) -> str: ...
+    def copy(self) -> Detokenizer: ...
 
 
 @lru_cache(maxsize=1024)
@@ -73,6 +75,13 @@ class StopMatcher:
                 return offset + 1, found
         self.num_open = max(states)
         return None
+
+    def copy(self) -> StopMatcher:
+        """An independent matcher at the same place of the text."""
+        twin = object.__new__(StopMatcher)
+        twin._patterns, twin._first = self._patterns, self._first
+        twin._states, twin.num_open = self._states[:], self.num_open
+        return twin
 
 
 class TextStream:
@@ -153,6 +162,14 @@ class TextStream:
         self._ready.append(self._held + last + self._detokenizer.flush())
         self._held = ""
 
+    def would_stop(self, token_id: int) -> str | None:
+        """The stop string that this token would complete, if any; nothing changes."""
+        if self._matcher is None:
+            return None
+        piece = self._detokenizer.copy().push(token_id)
+        found = self._matcher.copy().scan(piece, enabled=self.num_tokens >= self._min_tokens)
+        return None if found is None else found[1]
+
     def take(self) -> str:
         """Text released since the last call."""
         text = self._ready[0] if len(self._ready) == 1 else "".join(self._ready)
@@ -160,32 +177,53 @@ class TextStream:
         return text
 
 
-class StopStringCheck:
-    """`core.StopCheck` over the text streams of the requests that have stop strings.
+class _BeamTexts:
+    """The texts of a request's beams, by seq_id. Beams fork, so a text follows its sequence's tokens."""
 
-    A request is known by the id of its first sequence: the others fork off later, inside `update`.
-    """
+    def __init__(self, new_text: Callable[[], TextStream]) -> None:
+        self._new_text = new_text
+        self._texts: dict[int, TextStream] = {}
+
+    def would_stop(self, beam: Sequence, token_id: int) -> str | None:
+        text = self._texts.get(beam.seq_id)
+        if text is None:
+            if len(self._texts) > 2 * len(beam.gang):
+                running = {seq.seq_id for seq in beam.gang}
+                self._texts = {seq_id: text for seq_id, text in self._texts.items() if seq_id in running}
+            text = self._texts[beam.seq_id] = self._new_text()
+        for new in beam.tokens[beam.num_prompt_tokens + text.num_tokens :]:
+            text.push(new)
+        text.take()
+        return text.would_stop(token_id)
+
+
+class StopStringCheck:
+    """`core.StopCheck` over the texts of the requests that have stop strings."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, SequenceOf[TextStream]] = {}
+        self._texts: dict[str, SequenceOf[TextStream] | _BeamTexts] = {}
 
-    def watch(self, first_seq_id: int, streams: SequenceOf[TextStream]) -> None:
-        """`streams[i]` belongs to the request's sequence of index i."""
-        self._streams[first_seq_id] = streams
+    def watch(self, request_id: str, texts: SequenceOf[TextStream]) -> None:
+        """`texts[i]` belongs to the request's sequence of index i."""
+        self._texts[request_id] = texts
 
-    def forget(self, first_seq_id: int) -> None:
-        self._streams.pop(first_seq_id, None)
+    def watch_beams(self, request_id: str, new_text: Callable[[], TextStream]) -> None:
+        """The same for a beam search: its candidates are asked about, its texts are made here."""
+        self._texts[request_id] = _BeamTexts(new_text)
+
+    def forget(self, request_id: str) -> None:
+        self._texts.pop(request_id, None)
 
     def finished(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         """Why the sequence ends with this token. A fault here ends this sequence and no other."""
-        if not self._streams:
-            return None
-        first = sequence.gang[0] if sequence.gang else sequence
-        streams = self._streams.get(first.seq_id)
-        if streams is None:
+        texts = self._texts.get(sequence.request_id)
+        if texts is None:
             return None
         try:
-            stop = streams[sequence.index].push(token_id)
+            if isinstance(texts, _BeamTexts):
+                stop = texts.would_stop(sequence, token_id)
+            else:
+                stop = texts[sequence.index].push(token_id)
         except Exception as error:
             return FinishReason(FinishKind.ERROR, error=output_error(error))
         return None if stop is None else FinishReason(FinishKind.STOP, stop)

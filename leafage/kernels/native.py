@@ -51,6 +51,7 @@ class NativeProgram:
         self.kv = _native.KVCache(
             kv_dtype, spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim
         )
+        self._blocks = self.kv.array().reshape(num_blocks, -1)
         buffers, slot_widths = _plan_buffers(program)
         self._native = _native.Program(
             num_threads, max_rows, MAX_LOGIT_ROWS, buffers, slot_widths, program.head_start, self.kv
@@ -121,6 +122,20 @@ class NativeProgram:
             if first > 0:
                 self._native.run_head(*step, first, *sampling)
             yield first, self._logits[: min(MAX_LOGIT_ROWS, num_logit_rows - first)]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K and V of one block, all layers."""
+        return int(self._blocks.shape[1])
+
+    def get_block(self, block: int) -> np.ndarray:
+        """K and V of one block as uint8 [block_bytes], where they are."""
+        view: np.ndarray = self._blocks[block]
+        return view
+
+    def set_block(self, block: int, data: np.ndarray) -> None:
+        """Put back what `get_block` gave."""
+        self._blocks[block] = data
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """Copy whole blocks in all layers.

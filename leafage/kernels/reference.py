@@ -359,6 +359,22 @@ class ReferenceProgram:
             for buffer_id in dict.fromkeys(dead):
                 buffers.pop(buffer_id, None)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K and V of one block, all layers."""
+        return self.k_cache[:, 0].nbytes + self.v_cache[:, 0].nbytes
+
+    def get_block(self, block: int) -> np.ndarray:
+        """K and V of one block as uint8 [block_bytes]."""
+        both = np.concatenate([self.k_cache[:, block].ravel(), self.v_cache[:, block].ravel()])
+        return both.view(np.uint8)
+
+    def set_block(self, block: int, data: np.ndarray) -> None:
+        """Put back what `get_block` gave."""
+        k, v = np.split(data.view(np.float32), 2)
+        self.k_cache[:, block] = k.reshape(self.k_cache[:, block].shape)
+        self.v_cache[:, block] = v.reshape(self.v_cache[:, block].shape)
+
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy block `src` to block `dst` in all layers, for each (src, dst)."""
         for src, dst in pairs:

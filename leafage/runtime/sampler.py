@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken
-from leafage.core.sampling_params import SamplingParams
 from leafage.kernels.native_sampling import NativeSampler, SamplingPlan, SamplingState
 
 NOT_FINITE = "the model's logits are not finite"
@@ -98,7 +97,7 @@ class Sampler:
                     continue
             sequence = self._sequences.get(item.seq_id)
             if sequence is None:
-                sequence = self._sequences[item.seq_id] = self._new_sequence(item.params)
+                sequence = self._sequences[item.seq_id] = self._new_sequence(item)
             if sequence.num_seen is not None:
                 sequence.see(item.history, item.num_prompt_tokens)
             if sequence.has_bias or item.banned_token_ids:
@@ -131,7 +130,8 @@ class Sampler:
                 output.row_error = NOT_FINITE
         return sampled.outputs
 
-    def _new_sequence(self, params: SamplingParams) -> _Sequence:
+    def _new_sequence(self, item: Item) -> _Sequence:
+        params = item.params
         penalties = {
             "repetition_penalty": params.repetition_penalty,
             "presence_penalty": params.presence_penalty,
@@ -143,11 +143,21 @@ class Sampler:
             top_p=params.top_p,
             min_p=params.min_p,
             top_k=params.top_k,
-            num_top=-1 if params.logprobs is None else params.logprobs,
+            num_top=_num_top(item),
             **penalties,
         )
         counts = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
         return _Sequence(state, 0 if counts else None, bool(params.logit_bias or params.bad_words_token_ids))
+
+
+def _num_top(item: Item) -> int:
+    """How many of the most likely tokens to report; -1: no log-probabilities at all."""
+    params = item.params
+    if params.beam_width is not None:
+        return item.top_k_logprobs
+    if params.logprobs is not None:
+        return params.logprobs
+    return -1 if params.best_of is None else 0
 
 
 def _bias(item: Item) -> dict[int, float]:

@@ -20,6 +20,7 @@ def soak(num_steps: int, seed: int, *, steps_per_world: int = 250) -> dict[str, 
         "prefix_hits": 0,
         "copies": 0,
         "evictions": 0,
+        "swaps": 0,
     }
     while totals["steps"] < num_steps:
         world_seed = rng.getrandbits(64)
@@ -37,6 +38,7 @@ def soak(num_steps: int, seed: int, *, steps_per_world: int = 250) -> dict[str, 
         totals["prefix_hits"] += counters.prefix_hits
         totals["copies"] += world.loop.kv.counters.copied_blocks
         totals["evictions"] += world.loop.kv.counters.evicted_blocks
+        totals["swaps"] += counters.swap_ins
     return totals
 
 

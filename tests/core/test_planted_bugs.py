@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from leafage.core import admission, kv_manager, scheduler
+from leafage.core import admission, kv_manager
 from leafage.core.block_pool import BlockPool
 from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
@@ -168,7 +168,7 @@ def victim_had_its_turn(patch: pytest.MonkeyPatch) -> None:
         first = running[0]
         return first if first.visited == step else victim_for(requester, running, step, most)
 
-    patch.setattr(scheduler, "victim_for", bad)
+    patch.setattr(admission, "victim_for", bad)
 
 
 def claims_outlive_their_holder(patch: pytest.MonkeyPatch) -> None:

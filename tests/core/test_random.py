@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from leafage.core.batch import StepOutput, Transfer
+from leafage.core.batch import Transfer
 from leafage.core.request import FinishKind
 from leafage.errors import ExecutorError, RequestTooLargeError
 from tests.core.soak import soak
-from tests.core.toy import Loop
+from tests.core.toy import Loop, num_answers
 from tests.core.world import World
 
 
@@ -43,6 +43,8 @@ class CoreMachine(RuleBasedStateMachine):
         prefix_index=st.sampled_from(["radix", "hash_chain", "none"]),
         watermark=st.integers(0, 2),
         max_preemptions=st.integers(1, 3),
+        preemption=st.sampled_from(["auto", "swap", "recompute"]),
+        num_swap_slots=st.sampled_from([0, 5, 100]),
     )
     def start(
         self,
@@ -53,6 +55,8 @@ class CoreMachine(RuleBasedStateMachine):
         prefix_index: str,
         watermark: int,
         max_preemptions: int,
+        preemption: str,
+        num_swap_slots: int,
     ) -> None:
         self.loop = Loop(
             num_blocks,
@@ -63,6 +67,8 @@ class CoreMachine(RuleBasedStateMachine):
             watermark=watermark,
             max_preemptions=max_preemptions,
             vocab_size=3,
+            preemption=preemption,
+            num_swap_slots=num_swap_slots,
         )
         self.disturbed: set[str] = set()
 
@@ -70,13 +76,15 @@ class CoreMachine(RuleBasedStateMachine):
         prompt=st.lists(TOKENS, min_size=1, max_size=30),
         max_tokens=st.none() | st.integers(1, 20),
         n=st.sampled_from([1, 1, 1, 2, 3]),
+        wide=st.sampled_from(["n", "best_of", "beam_width"]),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "other"]),
         eos=st.sets(TOKENS, max_size=1),
         min_tokens=st.sampled_from([0, 1]),
         seed=st.integers(0, 2),
     )
-    def add(self, prompt: list[int], max_tokens: int | None, **params: int) -> None:
+    def add(self, prompt: list[int], max_tokens: int | None, n: int, wide: str, **params: int) -> None:
+        params |= {"n": n} if wide == "n" else {"n": 1 + n // 3, wide: n}
         try:
             self.loop.add(prompt, max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         except RequestTooLargeError:
@@ -102,7 +110,7 @@ class CoreMachine(RuleBasedStateMachine):
         batch = loop.scheduler.schedule()
         loop.verify()
         if not batch.items:
-            loop.scheduler.update(batch, StepOutput())
+            loop.scheduler.update(batch, loop.executor.execute(batch))
             return
         item = data.draw(st.sampled_from(batch.items))
         if fault == "fail":
@@ -136,7 +144,7 @@ class CoreMachine(RuleBasedStateMachine):
         for request_id, request in self.loop.requests.items():
             if request_id in self.disturbed:
                 continue
-            for index in range(request.params.n):
+            for index in range(num_answers(request)):
                 finish = self.loop.answers[request_id, index].finish
                 assert finish is not None and finish.kind in (FinishKind.STOP, FinishKind.LENGTH)
             self.loop.assert_undisturbed(request_id)

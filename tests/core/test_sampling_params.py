@@ -16,6 +16,11 @@ from leafage.errors import InvalidParameterError
         ("n", 0),
         ("n", 1.0),
         ("n", True),
+        ("best_of", 0),
+        ("beam_width", 0),
+        ("beam_width", 65),
+        ("length_penalty", 0.5),
+        ("early_stopping", True),
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", "hot"),
@@ -79,3 +84,28 @@ def test_spellings_of_other_engines() -> None:
 def test_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(TypeError, match="beam"):
         SamplingParams(beam=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 3, "beam_width": 2}, "beam_width"),
+        ({"beam_width": 2, "best_of": 2}, "best_of"),
+        ({"beam_width": 2, "top_p": 0.5}, "top_p"),
+        ({"beam_width": 2, "top_k": 5}, "top_k"),
+        ({"beam_width": 2, "min_p": 0.5}, "min_p"),
+        ({"beam_width": 2, "temperature": 0.5}, "temperature"),
+        ({"beam_width": 2, "early_stopping": "soon"}, "early_stopping"),
+        ({"beam_width": 2, "length_penalty": 5.5}, "length_penalty"),
+    ],
+)
+def test_what_beam_search_and_best_of_cannot_use_is_refused(settings: dict[str, object], name: str) -> None:
+    with pytest.raises(InvalidParameterError, match=name):
+        SamplingParams(**settings)  # type: ignore[arg-type]
+
+
+def test_the_size_of_the_gang() -> None:
+    assert SamplingParams(n=2).num_sequences == 2
+    assert SamplingParams(n=2, best_of=5).num_sequences == 5
+    assert SamplingParams(n=2, beam_width=4, length_penalty=0.5, early_stopping="never").num_sequences == 4

@@ -300,7 +300,7 @@ class StopAt:
 
     def finished(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         self.calls.append(token_id)
-        done = sequence.num_output_tokens >= self.length
+        done = sequence.num_output_tokens + 1 >= self.length
         return FinishReason(FinishKind.STOP, "stop!") if done else None
 
 

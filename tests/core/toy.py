@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken, StepOutput, Transfer
 from leafage.core.kv_manager import KVManager
 from leafage.core.protocols import KV, PrefixIndex
@@ -18,6 +20,8 @@ from leafage.core.request import Delta, FinishReason, Request
 from leafage.core.reserved import ReservedKVManager
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.scheduler import Scheduler
+from leafage.core.swap import SwapSlots
+from tests.core.naive_beam import naive_beam_search
 
 POISON = -1
 
@@ -39,6 +43,13 @@ def draw(context: list[int], seed: int, vocab_size: int, banned: frozenset[int] 
             break
         token = (token + 1) % vocab_size
     return token
+
+
+def logprobs(context: list[int], vocab_size: int, banned: frozenset[int] = frozenset()) -> list[float]:
+    """The toy model for beam search: a log-probability for each token, with ties."""
+    base = hash((tuple(context), len(context)))
+    row = [-(hash((base, token)) % 97) / 16 - 0.125 for token in range(vocab_size)]
+    return [float("-inf") if token in banned else value for token, value in enumerate(row)]
 
 
 class ToyExecutor:
@@ -65,9 +76,9 @@ class ToyExecutor:
         self.strict = strict
         self.whole_copies = whole_copies or block_size == 1
         self.slots = [POISON] * (num_blocks * block_size)
+        self.swapped: dict[int, list[int]] = {}
         self.num_prompt_rows = 0
         self.num_rows = 0
-        self.batches: list[Batch] = []
         self.row_errors: dict[str, str] = {}
         self.failed_transfers: list[Transfer] = []
         self.before_execute: Callable[[Batch], None] | None = None
@@ -78,6 +89,7 @@ class ToyExecutor:
             self.before_execute(batch)
         for seq_id in batch.released:
             self._hashes.pop(seq_id, None)
+        self._transfer(batch)
         self._copy(batch)
         written: set[int] = set()
         for item in batch.items:
@@ -96,6 +108,8 @@ class ToyExecutor:
     def spoil(self, batch: Batch) -> None:
         """What a failed step leaves behind: every slot it was to write is garbage."""
         size = self.block_size
+        for transfer in batch.swap_in:
+            self.slots[transfer.block * size : (transfer.block + 1) * size] = [POISON] * size
         for copy in batch.copies:
             self.slots[copy.dst * size : (copy.dst + 1) * size] = [POISON] * size
         for item in batch.items:
@@ -105,6 +119,20 @@ class ToyExecutor:
     def _spoil(self, item: Item) -> None:
         for position in range(max(item.start, item.write_from), item.start + len(item.token_ids)):
             self.slots[self._slot(item, position)] = POISON
+
+    def _transfer(self, batch: Batch) -> None:
+        """What fails leaves garbage."""
+        size = self.block_size
+        assert len({t.swap_slot for t in batch.swap_in + batch.swap_out}) == len(
+            batch.swap_in + batch.swap_out
+        )
+        for out in batch.swap_out:
+            values = self.slots[out.block * size : (out.block + 1) * size]
+            self.swapped[out.swap_slot] = [POISON] * size if out in self.failed_transfers else values
+        for back in batch.swap_in:
+            values = self.swapped.pop(back.swap_slot)
+            failed = back in self.failed_transfers
+            self.slots[back.block * size : (back.block + 1) * size] = [POISON] * size if failed else values
 
     def _copy(self, batch: Batch) -> None:
         size = self.block_size
@@ -145,7 +173,12 @@ class ToyExecutor:
         assert all(sample.position == end for sample in item.samples), "a sample has the wrong position"
         assert (item.logits is Logits.NONE) <= (not item.samples), "samples need logits"
         output = ItemOutput(row_error=self.row_errors.get(item.request_id))
-        for sample in item.samples:
+        if item.params.beam_width is not None and item.samples:
+            row = logprobs(context, self.vocab_size, item.banned_token_ids)
+            best = sorted(range(self.vocab_size), key=lambda token: (-row[token], token))
+            top = [(token, row[token]) for token in best[: item.top_k_logprobs]]
+            output.sampled.append(SampledToken(best[0], row[best[0]], 1, top))
+        for sample in item.samples if item.params.beam_width is None else []:
             token = draw(context, sample.seed, self.vocab_size, item.banned_token_ids)
             output.sampled.append(SampledToken(token, -1.0))
         if item.logits is Logits.ALL:
@@ -167,6 +200,8 @@ def undisturbed(
     from leafage.core.request import derive
 
     params = request.params
+    if params.beam_width is not None:
+        return searched(request, vocab_size)[index]
     seed = derive(params.seed if params.seed is not None else request.seed, index)
     eos = frozenset() if params.ignore_eos else request.eos_token_ids
     tokens = list(request.prompt_token_ids)
@@ -181,6 +216,37 @@ def undisturbed(
         if len(output) >= params.min_tokens and (token in eos or token in params.stop_token_ids):
             break
     return output
+
+
+def num_answers(request: Request) -> int:
+    """How many sequences the deltas tell of: best_of's are ranked by whoever reads them."""
+    params = request.params
+    return params.n if params.beam_width is not None else params.num_sequences
+
+
+def searched(request: Request, vocab_size: int) -> list[list[int]]:
+    """The answers of a naive beam search."""
+    params = request.params
+    prompt = request.prompt_token_ids
+    eos = frozenset() if params.ignore_eos else request.eos_token_ids
+    stop_ids = eos.union(params.stop_token_ids)
+
+    def row(tokens: list[int]) -> np.ndarray:
+        banned = stop_ids if len(tokens) - len(prompt) < params.min_tokens else frozenset()
+        return np.array(logprobs(prefix_hashes(tokens), vocab_size, banned))
+
+    assert params.beam_width is not None
+    answers = naive_beam_search(
+        row,
+        prompt,
+        width=params.beam_width,
+        max_tokens=request.max_tokens,
+        stop_ids=stop_ids,
+        min_tokens=params.min_tokens,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+    )
+    return [answer.tokens for answer in answers]
 
 
 @dataclass
@@ -211,11 +277,15 @@ class Loop:
         block_order: list[int] | None = None,
         reservation: str | None = None,
         allocator: str = "first-fit",
+        num_swap_slots: int = 0,
         **options: object,
     ) -> None:
         self.kv: KV
         if reservation is None:
-            self.kv = KVManager(num_blocks, block_size, prefix_index, block_order=block_order)
+            space = SwapSlots(num_swap_slots)
+            self.kv = KVManager(
+                num_blocks, block_size, prefix_index, block_order=block_order, swap_space=space
+            )
         else:
             self.kv = ReservedKVManager(
                 num_blocks, block_size, reservation, max_model_len=max_model_len, allocator=allocator
@@ -299,7 +369,7 @@ class Loop:
     def assert_undisturbed(self, request_id: str) -> None:
         """The request's answers are those of a run alone."""
         request = self.requests[request_id]
-        for index in range(request.params.n):
+        for index in range(num_answers(request)):
             expected = undisturbed(
                 request, self.executor.vocab_size, index, max_model_len=self.scheduler.max_model_len
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from leafage.core.batch import Batch, StepOutput, Transfer
 from leafage.core.request import FinishKind
 from leafage.errors import ExecutorError, InvalidParameterError, RequestTooLargeError
-from tests.core.toy import Loop
+from tests.core.toy import Loop, num_answers
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Rates:
     row_error: float = 0.01
     reset: float = 0.01
     transfer: float = 0.02
+    swap: float = 0.02
 
 
 class World:
@@ -41,6 +42,8 @@ class World:
             "prefix_index": rng.choice(["radix", "radix", "hash_chain", "none"]),
             "watermark": rng.choice([0, 0, 1, 2]),
             "max_preemptions": rng.choice([1, 4, 1000]),
+            "preemption": rng.choice(["auto", "swap", "recompute"]),
+            "num_swap_slots": rng.choice([0, 3, num_blocks // 2, 4 * num_blocks]),
             **options,
         }
         if "reservation" in options:  # the pool must hold one
@@ -61,8 +64,8 @@ class World:
             request_id = self.loop.add(
                 prompt,
                 max_tokens=rng.choice([None, 1, rng.randint(1, 60), rng.randint(10, 60)]),
-                n=rng.choice([1, 1, 1, 2, 3, 5]),
                 temperature=1.0,
+                **self._width(),
                 seed=rng.randint(0, 3),
                 salt=rng.choice(["", "", "", "other"]),
                 priority=rng.choice([0, 0, 0, 1, -1]),
@@ -75,6 +78,20 @@ class World:
         except (RequestTooLargeError, InvalidParameterError):
             return
         self.live[request_id] = True
+
+    def _width(self) -> dict[str, object]:
+        """How many sequences, drawn or searched."""
+        rng = self.rng
+        if rng.random() < 0.25:
+            width = rng.choice([1, 2, 3, 4])
+            return {
+                "n": rng.randint(1, width) if self.loop.executor.vocab_size > 3 else 1,
+                "beam_width": width,
+                "length_penalty": rng.choice([1.0, 1.0, 0.0, -1.0, 2.0]),
+                "early_stopping": rng.choice([False, True, "never"]),
+            }
+        n = rng.choice([1, 1, 1, 2, 3, 5])
+        return {"n": n, "best_of": rng.choice([None, None, n + 1])}
 
     def abort(self) -> None:
         candidates = [request_id for request_id, undisturbed in self.live.items() if undisturbed]
@@ -104,7 +121,7 @@ class World:
     def _execute(self, batch: Batch) -> None:
         rng, loop = self.rng, self.loop
         executor = loop.executor
-        if batch.items and rng.random() < self.rates.fail:
+        if batch.has_work and rng.random() < self.rates.fail:
             self._doom({item.request_id for item in batch.items})
             executor.spoil(batch)
             loop.record(loop.scheduler.fail(batch, ExecutorError("the toy broke")))
@@ -116,6 +133,9 @@ class World:
         if batch.items and rng.random() < self.rates.transfer:
             item = rng.choice(batch.items)
             executor.failed_transfers.append(Transfer(item.seq_id, item.block_table[0], 0))
+        for transfer in batch.swap_in + batch.swap_out:
+            if rng.random() < self.rates.swap:
+                executor.failed_transfers.append(transfer)
         output = executor.execute(batch) if batch.has_work else StepOutput()
         loop.record(loop.scheduler.update(batch, output))
         executor.row_errors.clear()
@@ -131,7 +151,7 @@ class World:
         for request_id in [r for r in self.live if loop.scheduler.roster.get(r) is None]:
             undisturbed = self.live.pop(request_id)
             request = loop.requests.pop(request_id)
-            answers = [loop.answers.pop((request_id, i), None) for i in range(request.params.n)]
+            answers = [loop.answers.pop((request_id, i), None) for i in range(num_answers(request))]
             if undisturbed:
                 self.num_done += 1
                 loop.requests[request_id] = request
@@ -143,7 +163,7 @@ class World:
                 if request.params.prompt_logprobs is not None:
                     rows = [int(token.logprob) for token in loop.answers[request_id, 0].prompt_logprobs]
                     assert rows == list(range(len(request.prompt_token_ids) - 1)), "prompt_logprobs rows"
-                for i in range(request.params.n):
+                for i in range(num_answers(request)):
                     del loop.answers[request_id, i]
                 del loop.requests[request_id]
 
@@ -154,7 +174,7 @@ class World:
         self.finish()
 
     def finish(self) -> None:
-        self.rates = Rates(0, 0, 0, 0, 0, 0, 0)
+        self.rates = Rates(0, 0, 0, 0, 0, 0, 0, 0)
         limit = 4_000_000 // self.loop.scheduler.max_num_batched_tokens + 10_000
         while self.loop.scheduler.has_unfinished:
             self.step()
@@ -163,6 +183,7 @@ class World:
         self._settle()
         assert not self.live, "a request was lost"
         assert self.loop.kv.num_active == 0, "blocks leaked"
+        self.loop.kv.swap.check([])
         self.assert_counters()
 
     def assert_counters(self) -> None:

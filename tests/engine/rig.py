@@ -41,6 +41,11 @@ class FakeDetokenizer:
     def flush(self) -> str:
         return "\ufffd" if self.pending else ""
 
+    def copy(self) -> FakeDetokenizer:
+        twin = FakeDetokenizer(self.skip)
+        twin.pending = self.pending
+        return twin
+
 
 class FakeTokenizer:
     """One id per byte: id = byte + 3; 0 is the end-of-generation id. 258 cannot be decoded at all."""

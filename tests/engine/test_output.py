@@ -11,6 +11,7 @@ from leafage.core.sampling_params import SamplingParams
 from leafage.engine.metrics import EngineMetrics
 from leafage.engine.output import Logprob, OutputProcessor, RequestOutput, TokenLogprobs, TokenTexts
 from leafage.engine.stop import StopStringCheck
+from leafage.errors import RequestError
 
 EOS = FinishReason(FinishKind.STOP)
 LENGTH = FinishReason(FinishKind.LENGTH)
@@ -30,7 +31,10 @@ class Side:
     def add(self, request_id: str = "r", *, stream: bool = False, **params: Any) -> Request:
         request = Request(request_id, [3, 4, 5], SamplingParams(**params), seed=11)
         number = len(self.requests) * 10
-        request.sequences = [Sequence(number + i, i, 11 + i, [3, 4, 5], 3) for i in range(request.params.n)]
+        request.sequences = [
+            Sequence(number + i, i, 11 + i, [3, 4, 5], 3, request_id=request_id)
+            for i in range(request.params.num_sequences)
+        ]
         self.requests[request_id] = request
         self.metrics.added(request)
         self.processor.add(request, "abc", self.seen.append, stream=stream)
@@ -44,10 +48,11 @@ class Side:
         request_id: str = "r",
         index: int = 0,
         top: list[tuple[int, float]] | None = None,
+        logprob: float = -0.5,
         **fields: Any,
     ) -> list[str]:
         ids = self.tokenizer.encode(tokens) if isinstance(tokens, str) else tokens
-        sampled = [SampledToken(token_id, -0.5, 2, top or []) for token_id in ids]
+        sampled = [SampledToken(token_id, logprob, 2, top or []) for token_id in ids]
         delta = Delta(request_id, index, sampled, finish, **fields)
         return self.processor.process([delta]) + self.processor.deliver()
 
@@ -297,3 +302,49 @@ def test_times_are_those_of_the_request(side: Side) -> None:
     side.give("a", LENGTH)
     assert side.seen[0].metrics is not None
     assert side.seen[0].metrics.arrival_time == 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_best_of_gives_the_n_most_likely_best_first_when_all_have_ended(side: Side, stream: bool) -> None:
+    request = side.add(n=2, best_of=3, stream=stream)
+    for index, logprob in ((2, -0.75), (0, -2.0), (1, -1.0)):
+        assert side.seen == []
+        side.give("ab", index=index, logprob=logprob)
+        side.give("c", LENGTH, index=index, logprob=logprob)
+    [output] = side.seen
+    assert output.finished
+    assert [(c.index, c.cumulative_logprob, c.text) for c in output.outputs] == [
+        (0, -2.25, "abc"),
+        (1, -3.0, "abc"),
+    ]
+    assert [c.seed for c in output.outputs] == [derive(request.seed, 2), derive(request.seed, 1)]
+    assert all(c.logprobs is None for c in output.outputs)
+
+
+def test_best_of_as_many_as_n_streams_like_n(side: Side) -> None:
+    side.add(n=1, best_of=1, stream=True)
+    side.give("a")
+    assert len(side.seen) == 1
+
+
+def test_a_failed_best_of_tells_every_answer_why(side: Side) -> None:
+    side.add(n=1, best_of=2, stream=True)
+    side.give("a", index=1, logprob=-9.0)
+    side.processor.end("r", FinishReason(FinishKind.ERROR, error=RequestError("gone")))
+    [output] = side.seen
+    assert output.finished and "gone" in str(output.error) and len(output.outputs) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_beams_come_whole_with_their_logprobs(side: Side, stream: bool) -> None:
+    side.add(n=2, beam_width=4, logprobs=1, stop=["c"], stream=stream)
+    top = [(3, -0.5), (4, -1.0)]
+    side.give("abc", FinishReason(FinishKind.STOP, "c"), index=0, top=top)
+    side.give([*side.tokenizer.encode("ab"), 0], EOS, index=1, top=top)
+    answers = [completion for output in side.seen for completion in output.outputs]
+    assert [(c.index, c.text, c.stop_reason, c.seed) for c in answers] == [
+        (0, "ab", "c", None),
+        (1, "ab", None, None),
+    ]
+    assert [len(c.logprobs or ()) for c in answers] == [3, 3]
+    assert answers[0].cumulative_logprob == -1.5

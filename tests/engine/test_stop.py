@@ -24,6 +24,9 @@ class Letters:
     def flush(self) -> str:
         return self.rest
 
+    def copy(self) -> Letters:
+        return self
+
 
 class Pieces:
     """Token ids are positions in a list of texts."""
@@ -36,6 +39,9 @@ class Pieces:
 
     def flush(self) -> str:
         return ""
+
+    def copy(self) -> Pieces:
+        return self
 
 
 def run(pieces: list[str], stops: list[str], **settings: Any) -> tuple[list[str], str | None]:
@@ -139,12 +145,12 @@ def test_long_stop_strings_cost_linear_time() -> None:
 
 
 def sequence(seq_id: int) -> Sequence:
-    return Sequence(seq_id, 0, 0, [1], 1)
+    return Sequence(seq_id, 0, 0, [1], 1, request_id=str(seq_id))
 
 
 def test_stop_check_answers_for_watched_sequences_only() -> None:
     check = StopStringCheck()
-    check.watch(5, [TextStream(Letters(), ["b"])])
+    check.watch("5", [TextStream(Letters(), ["b"])])
     assert check.finished(sequence(5), ord("a")) is None
     assert check.finished(sequence(6), ord("b")) is None
     reason = check.finished(sequence(5), ord("b"))
@@ -153,12 +159,37 @@ def test_stop_check_answers_for_watched_sequences_only() -> None:
 
 def test_a_fault_in_the_stop_check_ends_that_sequence_only() -> None:
     check = StopStringCheck()
-    check.watch(1, [TextStream(Pieces([]), ["b"])])
-    check.watch(2, [TextStream(Letters(), ["b"])])
+    check.watch("1", [TextStream(Pieces([]), ["b"])])
+    check.watch("2", [TextStream(Letters(), ["b"])])
     reason = check.finished(sequence(1), 3)
     assert reason is not None and reason.kind is FinishKind.ERROR
     assert "IndexError" in str(reason.error)
     assert check.finished(sequence(2), ord("a")) is None
+
+
+def test_candidates_of_beams_are_asked_about_without_being_taken() -> None:
+    check = StopStringCheck()
+    check.watch_beams("7", lambda: TextStream(Letters(), ["abc"], min_tokens=1))
+    beam = sequence(7)
+    assert check.finished(beam, ord("a")) is None
+    beam.tokens += [ord("a"), ord("b")]
+    reasons = [check.finished(beam, token_id) for token_id in b"ccxc"]
+    assert [None if r is None else r.stop_reason for r in reasons] == ["abc", "abc", None, "abc"]
+    heir = Sequence(8, 1, 0, [*beam.tokens, ord("c")], 1, request_id="7")
+    assert check.finished(heir, ord("c")) is None
+    check.forget("7")
+    assert check.finished(beam, ord("c")) is None
+
+
+def test_a_stop_string_of_a_beam_counts_only_beyond_min_tokens() -> None:
+    check = StopStringCheck()
+    check.watch_beams("7", lambda: TextStream(Letters(), ["a"], min_tokens=2))
+    beam = sequence(7)
+    stops = []
+    for _ in range(3):
+        stops.append(check.finished(beam, ord("a")) is not None)
+        beam.tokens.append(ord("b"))
+    assert stops == [False, False, True]
 
 
 @pytest.mark.parametrize("stop", ["aa", "aba", "aab"])

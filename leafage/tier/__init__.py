@@ -1,0 +1,1 @@
+"""KV below the pool: where blocks of preempted requests wait."""
