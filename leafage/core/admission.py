@@ -176,7 +176,7 @@ class Admission:
         request.leader = request.live[0]
         swapped = request.swapped
         if swapped:
-            fits = self.kv.swap.take_in(request, watermark)
+            fits = self.kv.swap_in(request, watermark)
         else:
             fits = self.kv.admit(request, limit=limit, watermark=watermark)
         if not fits:
@@ -251,15 +251,14 @@ class Admission:
         sequences without an heir leave."""
         parents = request.sequences[:]
         heirs: set[int] = set()
+        for i in set(range(len(parents))).difference(beam.parent for beam in beams):
+            self.leave(parents[i], keep_tail=False)
+            parents[i].gang = []
         members = []
         for beam in beams:
             parent = parents[beam.parent]
             members.append(self.fork(request, parent) if beam.parent in heirs else parent)
             heirs.add(beam.parent)
-        for i, seq in enumerate(parents):
-            if i not in heirs:
-                self.leave(seq, keep_tail=False)
-                seq.gang = []
         request.sequences[:] = members
         for seq, beam in zip(members, beams, strict=True):
             seq.tokens.append(beam.path.token.token_id)

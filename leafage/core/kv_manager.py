@@ -96,7 +96,7 @@ class KVManager:
         self.max_pinned_blocks = max_pinned_blocks
         self.index = prefix_index
         self.store = BlockStore(BlockPool(num_blocks, block_order), prefix_index)
-        self.swap = Swap(self, swap_space or SwapSlots(0))
+        self.swap = Swap(block_size, swap_space or SwapSlots(0))
         self._claims = Claims(block_size)
         self.duplicates = Duplicates(block_size) if isinstance(prefix_index, NoIndex) else None
         self._attached: dict[int, Sequence] = {}
@@ -242,6 +242,10 @@ class KVManager:
             self._copy_head(leader, *partial)
             self.store.drop(partial[0].block)
         return True
+
+    def swap_in(self, request: Request, watermark: int) -> bool:
+        """The same for a gang that was swapped out, see `Swap.take_in`."""
+        return self.swap.take_in(self, request, watermark)
 
     def _first_fork_copies(self, request: Request) -> int:
         """Copies of the prompt's last, partly filled block that the first fork will make."""

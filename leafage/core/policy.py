@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from leafage.core.protocols import KV
 from leafage.core.request import Request
+from leafage.errors import InvalidParameterError
 
 Policy = Callable[[Sequence[Request], KV], Iterable[Request]]
 
@@ -21,3 +22,10 @@ def fcfs(waiting: Sequence[Request], kv: KV) -> Iterable[Request]:
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs}
+
+
+def policy_named(name: str) -> Policy:
+    """Raises InvalidParameterError for an unknown one."""
+    if name not in POLICIES:
+        raise InvalidParameterError("unknown policy", value=name, limit=" or ".join(POLICIES))
+    return POLICIES[name]

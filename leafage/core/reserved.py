@@ -15,7 +15,8 @@ What follows from it, and is asserted by `check()`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from leafage.core.arena import ARENAS, Arena
@@ -23,6 +24,7 @@ from leafage.core.batch import Copy
 from leafage.core.counters import KVCounters
 from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
 from leafage.core.request import Request, Sequence
+from leafage.core.swap import Swap, SwapSlots
 from leafage.core.usage import Duplicates, Usage, num_computable
 from leafage.errors import InvalidParameterError
 
@@ -103,13 +105,16 @@ class ReservedKVManager:
         self.max_model_len = max_model_len
         self.index = NoIndex(block_size)
         self.counters = KVCounters()
+        self.swap = Swap(block_size, SwapSlots(0))  # nobody is preempted
         self.copies: list[Copy] = []
         """Copies for the next batch, or of the current one."""
         self._reserve = RESERVATIONS[reservation]
         self._arena: Arena = ARENAS[allocator](num_blocks)
         self._attached: dict[int, Sequence] = {}
         self._runs: dict[int, _Run] = {}  # by seq_id
-        self._spare: dict[int, list[_Run]] = {}  # for the siblings that a sequence will be forked into
+        self._spare: dict[str, list[_Run]] = {}  # for the forks of a gang, by request_id
+        self._num_members: Counter[str] = Counter()
+        self._beams: set[str] = set()  # gangs that go on forking: they keep the runs of dead beams
         self._copied: dict[int, Sequence] = {}  # children whose copies the step does, by seq_id
         self._duplicates = Duplicates(block_size)
         self._refused = ""
@@ -167,11 +172,11 @@ class ReservedKVManager:
         usage = Usage()
         for request in running:
             longest = num_computable(request)
+            for run in self._spare.get(request.request_id, ()):
+                usage.reservation += longest
+                usage.internal += arena.rounded(run.length) * size - longest
             for seq in request.live:
                 usage.add(seq, arena.rounded(self._runs[seq.seq_id].length) * size, longest)
-                for run in self._spare.get(seq.seq_id, ()):
-                    usage.reservation += longest
-                    usage.internal += arena.rounded(run.length) * size - longest
         usage.free = arena.largest_free() * size
         usage.external = arena.num_free * size - usage.free
         usage.duplicates = self._duplicates.num_blocks * size
@@ -187,7 +192,7 @@ class ReservedKVManager:
         assert not self._in_step, "the previous step was neither committed nor undone"
         self._in_step = True
 
-    def commit(self) -> None:
+    def commit(self, failed_transfers: Collection[int] = ()) -> None:
         """The step ran: its copies are done."""
         self.copies = []  # a new list: the old one belongs to the batch
         self._copied.clear()
@@ -217,7 +222,9 @@ class ReservedKVManager:
             Whether it fits. Nothing changes when it does not.
         """
         members = request.live
-        count = len(members) if len(request.sequences) > 1 else request.params.n
+        searches = request.params.beam_width is not None
+        all_forked = len(request.sequences) > 1 and not searches
+        count = len(members) if all_forked else request.params.num_sequences
         length = self._blocks(len(request.prompt_token_ids), request.max_tokens)
         if self._arena.rounded(length) * count + watermark > self.num_free:
             return False
@@ -236,9 +243,16 @@ class ReservedKVManager:
             blocks = self.blocks_for(len(seq.tokens))
             seq.block_table = list(range(run.start, run.start + blocks))
             self._attached[seq.seq_id] = seq
+        self._num_members[request.request_id] = len(members)
+        if searches:
+            self._beams.add(request.request_id)
         if runs:
-            self._spare[members[0].seq_id] = runs
+            self._spare[request.request_id] = runs
         return True
+
+    def swap_in(self, request: Request, watermark: int) -> bool:
+        """Nothing is ever swapped out."""
+        return False
 
     def _blocks(self, num_prompt: int, max_tokens: int) -> int:
         """Blocks that a sequence reserves."""
@@ -283,9 +297,8 @@ class ReservedKVManager:
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` takes the run that was reserved for it; the next batch copies the parent's K/V there."""
-        run = self._runs[child.seq_id] = self._spare[parent.seq_id].pop()
-        if not self._spare[parent.seq_id]:
-            del self._spare[parent.seq_id]
+        run = self._runs[child.seq_id] = self._spare[child.request_id].pop()
+        self._num_members[child.request_id] += 1
         child.block_table = list(range(run.start, run.start + len(parent.block_table)))
         child.num_computed = child.num_planned = parent.num_computed
         child.num_published = parent.num_published
@@ -302,14 +315,23 @@ class ReservedKVManager:
         seq.num_published = end // self.block_size
 
     def release(self, seq: Sequence, *, keep_tail: bool) -> None:
-        """Give the run back. Copies into it are not made any more.
+        """Give the run back, or to the gang's next fork. Copies into it are not made any more.
 
         Copies out of it still are: its next owner writes into it in a later step, or in theirs, after them.
         """
         run = self._runs.pop(seq.seq_id)
         if self._copied.pop(seq.seq_id, None) is not None:
             self.copies = [copy for copy in self.copies if copy.dst not in run]
-        self._give_back([run, *self._spare.pop(seq.seq_id, ())])
+        request_id = seq.request_id
+        self._num_members[request_id] -= 1
+        if self._num_members[request_id] == 0:
+            del self._num_members[request_id]
+            self._beams.discard(request_id)
+            self._give_back([run, *self._spare.pop(request_id, ())])
+        elif request_id in self._beams:
+            self._spare.setdefault(request_id, []).append(run)
+        else:
+            self._give_back([run])
         self._duplicates.remove(seq)
         seq.block_table = []
         seq.num_published = 0

@@ -20,7 +20,7 @@ from leafage.core.batch import Batch, SampledToken, StepOutput
 from leafage.core.beam import BeamSearch
 from leafage.core.counters import SchedulerCounters
 from leafage.core.misses import note_miss
-from leafage.core.policy import POLICIES, Policy
+from leafage.core.policy import Policy, policy_named
 from leafage.core.protocols import KV, StopCheck
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
@@ -59,22 +59,14 @@ class Scheduler:
         preemption: str = "auto",
         restore_cost: RestoreCost | None = None,
     ) -> None:
-        at_least(
-            1,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-        )
-        if isinstance(policy, str):
-            if policy not in POLICIES:
-                raise InvalidParameterError("unknown policy", value=policy, limit=" or ".join(POLICIES))
-            policy = POLICIES[policy]
+        at_least(1, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        at_least(1, max_model_len=max_model_len)
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.stop_check = stop_check
-        self.policy = policy
+        self.policy = policy_named(policy) if isinstance(policy, str) else policy
         self.counters = SchedulerCounters()
         self.roster = Roster()  # the unfinished requests; others only look
         self.admission = Admission(

@@ -98,8 +98,8 @@ class Swap:
     A block that several members hold takes one slot and is read once.
     """
 
-    def __init__(self, kv: KVManager, space: SwapSpace) -> None:
-        self._kv = kv
+    def __init__(self, block_size: int, space: SwapSpace) -> None:
+        self.block_size = block_size
         self.space = space
         self.counters = SwapCounters()
         self.outgoing: list[Transfer] = []
@@ -127,10 +127,9 @@ class Swap:
         self.counters.blocks_out += len(blocks)
         return True
 
-    def take_in(self, request: Request, watermark: int) -> bool:
+    def take_in(self, kv: KVManager, request: Request, watermark: int) -> bool:
         """Give a swapped gang blocks for all its known tokens, and list the transfers of those that the index
         lacks; from the next step on it goes on where it was. Nothing changes when it does not fit."""
-        kv = self._kv
         size = kv.block_size
         members = request.live
         leader = members[0]
@@ -205,10 +204,9 @@ class Swap:
         """Assert that the slots taken are those of these sequences, all there are."""
         slots = [seq.swap_slots for seq in sequences]
         self.space.check({slot for each in slots for slot in each})
-        assert self._kv.store.in_step or not (self.outgoing or self.incoming), "a transfer outlived its step"
 
     def _computed(self, seq: Sequence) -> list[int]:
-        return seq.block_table[: self._kv.blocks_for(seq.num_computed)]
+        return seq.block_table[: -(-seq.num_computed // self.block_size)]
 
     @staticmethod
     def _num_head(seq: Sequence, leader: Sequence, nodes: list[Node], shared: int) -> int:

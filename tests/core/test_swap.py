@@ -76,7 +76,7 @@ def test_what_the_index_still_has_is_not_read_back() -> None:
     loop.kv.begin_step(100)
     assert loop.kv.swap.out(request)
     loop.scheduler.admission._requeue(request)
-    assert loop.kv.swap.take_in(request, 0)
+    assert loop.kv.swap_in(request, 0)
     assert [t.block for t in loop.kv.swap.incoming] == request.sequences[0].block_table[-1:]
     assert loop.kv.swap.counters.hits == 3
 
