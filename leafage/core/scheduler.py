@@ -295,7 +295,7 @@ class Scheduler:
         if not roster.waiting or budget == 0:
             return budget
         for request in list(self.policy(roster.waiting, self.kv)):
-            if budget == 0 or roster.num_seqs + request.params.n > self.max_num_seqs:
+            if budget == 0 or roster.num_seqs + request.params.num_sequences > self.max_num_seqs:
                 break
             if roster.blocked(request):
                 continue

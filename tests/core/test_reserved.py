@@ -242,7 +242,7 @@ def lost_run(patch: pytest.MonkeyPatch) -> None:
     release = ReservedKVManager.release
 
     def bad(self: ReservedKVManager, seq: Sequence, *, keep_tail: bool) -> None:
-        self._spare.pop(seq.seq_id, None)
+        self._spare.pop(seq.request_id, None)
         release(self, seq, keep_tail=keep_tail)
 
     patch.setattr(ReservedKVManager, "release", bad)

@@ -29,6 +29,9 @@ def counted(loop: Loop) -> Usage:
     for request in loop.scheduler.roster.running:
         longest = len(request.prompt_token_ids) + request.max_tokens - 1
         runs = getattr(kv, "_runs", None)
+        for run in getattr(kv, "_spare", {}).get(request.request_id, ()):
+            held.update(range(run.start * size, (run.start + kv._arena.rounded(run.length)) * size))
+            computable.update(range(run.start * size, run.start * size + longest))
         for seq in request.live:
             written = max(seq.num_planned, seq.write_from)
             stored |= slots_of(seq, size, written)
@@ -36,9 +39,6 @@ def counted(loop: Loop) -> Usage:
             if runs is not None:
                 run = runs[seq.seq_id]
                 blocks = range(run.start, run.start + kv._arena.rounded(run.length))
-            for run in getattr(kv, "_spare", {}).get(seq.seq_id, ()):
-                held.update(range(run.start * size, (run.start + kv._arena.rounded(run.length)) * size))
-                computable.update(range(run.start * size, run.start * size + longest))
             for index, block in enumerate(blocks):
                 held.update(range(block * size, (block + 1) * size))
                 usable = min(max(longest - index * size, 0), size)
