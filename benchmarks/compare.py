@@ -43,7 +43,7 @@ def main() -> int:
     load = bench.load_average()
     if load > bench.BUSY_LOAD:
         say(f"warning: the machine is busy (load average {load:.1f}): only an idle one tells")
-    sides = Sides(_files(args, rows), args.peers, args.threads, plan.POOL_TOKENS)
+    sides = Sides(_files(args, rows), args.peers, args.threads)
     runner = Runner(sides, args.threads)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the sides end with us
     try:

@@ -1,9 +1,9 @@
 """Leafage behind the peers' protocol (peers/protocol.py), in a process of its own like every side.
 
-Besides W1 to W4 it answers "W3 sampled" (with SAMPLING); "W3 alone" and the like (each request by itself,
-from an empty cache); and with figures of its own: "gemm" and "attention" (those kernels alone, on a prompt of
-that length), "outside" (time outside the native calls while all requests decode), "memory" (resident bytes
-while they run, when all of the KV pool was in use before).
+Besides the workloads it answers "W3 sampled" (with SAMPLING); "W3 alone" and the like (each sequence by
+itself, from an empty cache); and with figures of its own: "gemm" and "attention" (those kernels alone, on a
+prompt of that length), "outside" (time outside the native calls while all requests decode), "memory"
+(resident bytes while they run, when all of the KV pool was in use before).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from comparison import kernels, memory
+from comparison import kernels, memory, own_runs
 from peers import protocol
 
 import leafage
 from leafage import bench
+from leafage.config import EngineConfig
 from leafage.kernels import _native
 from leafage.llm import LLM
 from leafage.overhead import Overhead, measure_overhead
@@ -36,8 +37,14 @@ class Leafage:
     peer = "leafage"
     version = leafage.__version__
 
-    def __init__(self, model: Path, threads: int, kv_cache_tokens: int | None) -> None:
-        self._llm = LLM(str(model), threads=threads, kv_cache_tokens=kv_cache_tokens)
+    def __init__(
+        self, model: Path, threads: int, kv_cache_tokens: int | None, token_budget: int | None
+    ) -> None:
+        settings: dict[str, Any] = {"threads": threads, "kv_cache_tokens": kv_cache_tokens}
+        if token_budget is not None:
+            most = min(token_budget, EngineConfig().max_num_seqs)
+            settings |= {"max_num_batched_tokens": token_budget, "max_num_seqs": most}
+        self._llm = LLM(str(model), **settings)
         build = self._llm.build
         sizes = bench.MatrixSizes(build.engine.executor)
         bench.run_once(self._llm, WARM_UP)
@@ -45,6 +52,7 @@ class Leafage:
             "model": str(model),
             "threads": build.threads,
             "kernels": _native.variant(),
+            "max_num_batched_tokens": build.config.max_num_batched_tokens,
             "kv_bytes": build.plan.kv_bytes,
             "kv_bytes_per_token": build.plan.kv_bytes // build.plan.kv_tokens,
             "linear_bytes": sizes.num_bytes,
@@ -52,7 +60,14 @@ class Leafage:
         }
 
     def run(self, request: protocol.Request) -> protocol.Answer:
-        work = bench.Work(request.prompts, request.output_lengths)
+        work = bench.Work(
+            request.prompts,
+            request.output_lengths,
+            request.turns,
+            request.n,
+            request.temperature,
+            request.beam_width,
+        )
         name, _, how = request.workload.partition(" ")
         before = _cpu_seconds()
         if name in ("gemm", "attention"):
@@ -64,12 +79,14 @@ class Leafage:
             )
         if name == "memory":
             return self._figures(work, memory.measure(self._llm, work))
+        times: dict[str, float] = {}
         if how == "alone":
-            singles = [
-                bench.Work([prompt], [length])
-                for prompt, length in zip(work.prompts, work.output_lengths, strict=True)
-            ]
-            runs = [bench.run_once(self._llm, single) for single in singles]
+            runs = own_runs.alone(self._llm, work)
+        elif work.turns > 1:
+            chat, run = own_runs.converse(self._llm, work, reset_cache=request.reset_cache)
+            figures = chat.figures()
+            times = {name: figures[name] for name in ("mean_first_token", "p99_inter_token")}
+            runs = [run]
         else:
             sampling = SAMPLING if how == "sampled" else None
             runs = [bench.run_once(self._llm, work, reset_cache=request.reset_cache, sampling=sampling)]
@@ -81,7 +98,12 @@ class Leafage:
             first_token=runs[0].first_token,
             decode=runs[0].decode,
             cached_tokens=sum(run.cached_tokens for run in runs),
-            extra={"tokens": tokens, "native": sum(run.native for run in runs)},
+            extra={
+                "tokens": tokens,
+                "native": sum(run.native for run in runs),
+                "counted": {name: sum(run.counted[name] for run in runs) for name in bench.COUNTERS},
+            },
+            **times,
         )
 
     def close(self) -> None:
@@ -105,9 +127,11 @@ def _cpu_seconds() -> float:
 def main() -> None:
     answers = protocol.take_stdout()
     parser = protocol.arguments(__doc__)
-    parser.add_argument("--kv-cache-tokens", type=int, help="size of the KV pool (default: Leafage's own)")
+    parser.add_argument("--token-budget", type=int, metavar="N", help="most tokens of a step")
     args = parser.parse_args()
-    protocol.serve(lambda: Leafage(args.model, args.threads, args.kv_cache_tokens), answers)
+    protocol.serve(
+        lambda: Leafage(args.model, args.threads, args.kv_cache_tokens, args.token_budget), answers
+    )
 
 
 if __name__ == "__main__":

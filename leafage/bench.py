@@ -1,8 +1,8 @@
-"""Workloads W1 to W4 on a loaded model, against what the machine can do at best.
+"""Workloads on a loaded model, W1 to W4 also against what the machine can do at best.
 
-Prompts are random token ids, decoding is greedy and ignores end-of-generation ids, so every run does the same
-work. The prefix cache is emptied before each run and every run has fresh prompts: only W4 has something to
-share, within itself.
+Prompts are random token ids, decoding is greedy (but for W7 and beams) and ignores end-of-generation ids, so
+every run does the same work. The prefix cache is emptied before each run and every run has fresh prompts:
+what there is to share is within it.
 """
 
 from __future__ import annotations
@@ -30,22 +30,42 @@ BUSY_LOAD = 0.5
 OVERHEAD = "overhead"
 HELD = ("stored", "reservation", "internal")
 """What running requests keep from others, of `core.usage.KINDS`."""
+COUNTERS = ("prompt_tokens", "generation_tokens", "num_preemptions", "recomputed_tokens")
+"""Of LLM.stats: prompt tokens that were computed, tokens generated, preemptions, tokens computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Requests that are sent at once: prompts as token ids, and output lengths."""
+    """Requests that are sent at once: prompts as token ids, and output lengths.
+
+    Attributes:
+        turns: so many prompts in a row are the turns of one conversation: a turn's whole prompt is all that
+            was said before and this, and it leaves when the answer before it has ended.
+        n: sequences that each request asks for.
+        temperature: 0 is greedy.
+        beam_width: of beam search; 1 is none.
+    """
 
     prompts: list[list[int]]
     output_lengths: list[int]
+    turns: int = 1
+    n: int = 1
+    temperature: float = 0.0
+    beam_width: int = 1
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
+        """Of whole prompts: what was said before counts in every turn."""
+        total = said = 0
+        for i, (prompt, length) in enumerate(zip(self.prompts, self.output_lengths, strict=True)):
+            said = len(prompt) + (said if i % self.turns else 0)
+            total += said
+            said += length
+        return total
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(self.output_lengths)
+        return self.n * sum(self.output_lengths)
 
 
 def w1(seed: int, vocab_size: int) -> Work:
@@ -83,6 +103,24 @@ def w4(seed: int, vocab_size: int, *, first_question: int = 0) -> Work:
     return Work([prompts[i] for i in order], [16] * len(prompts))
 
 
+def w5(seed: int, vocab_size: int) -> Work:
+    """Chat: 16 conversations of 5 turns, 48 new prompt tokens and 32 output tokens each."""
+    turns, sessions = 5, 16
+    ids = _ids(seed, vocab_size, 48 * turns * sessions)
+    prompts = [ids[i : i + 48] for i in range(0, len(ids), 48)]
+    return Work(prompts, [32] * len(prompts), turns=turns)
+
+
+def w7(seed: int, vocab_size: int) -> Work:
+    """Parallel sampling: 8 requests for 4 sequences each, 512 prompt and 64 output tokens, temperature 1."""
+    return Work([_ids(seed + i, vocab_size, 512) for i in range(8)], [64] * 8, n=4, temperature=1.0)
+
+
+def beam(seed: int, vocab_size: int) -> Work:
+    """Beam search: one request, 4 beams, 128 prompt and 64 output tokens."""
+    return Work([_ids(seed, vocab_size, 128)], [64], beam_width=4)
+
+
 def _ids(seed: int, vocab_size: int, count: int) -> list[int]:
     generator = np.random.default_rng(seed)
     return [int(token) for token in generator.integers(100, min(40_000, vocab_size), count)]
@@ -93,7 +131,9 @@ class Run:
     """One run of a workload; times in seconds. `native` is the part of `wall` inside native calls.
 
     `mean_batch` is sequences that ran, and `kv` slots of the KV cache by kind (`core.usage.Usage`), both as
-    means over the time of the steps. `tokens` is what each request gave, in the order of the prompts.
+    means over the time of the steps. `tokens` is what each request gave, in the order of the prompts: its
+    sequences one after the other, of beams the best. `counted` is what the engine counted meanwhile, by the
+    names in COUNTERS.
     """
 
     wall: float
@@ -105,6 +145,7 @@ class Run:
     mean_batch: float = 0.0
     kv: dict[str, float] = field(default_factory=dict)
     tokens: list[list[int]] = field(default_factory=list, repr=False)
+    counted: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,15 +335,19 @@ def measure(
 def run_once(
     llm: LLM, work: Work, *, reset_cache: bool = True, sampling: Mapping[str, Any] | None = None
 ) -> Run:
-    """One run, from a cold prefix cache unless `reset_cache` is false.
+    """One run, from a cold prefix cache unless `reset_cache` is false. Conversations are not for it: it sends
+    all prompts at once.
 
     Args:
-        sampling: fields of SamplingParams in place of greedy decoding.
+        sampling: fields of SamplingParams in place of what the work says.
     """
+    assert work.turns == 1
     if reset_cache:
         llm.reset_prefix_cache()
-    how = {"temperature": 0.0} if sampling is None else dict(sampling)
-    params = [SamplingParams(**how, max_tokens=length, ignore_eos=True) for length in work.output_lengths]
+    params = [
+        SamplingParams(**how, max_tokens=length, ignore_eos=True)
+        for how, length in zip(_sampling(work, sampling), work.output_lengths, strict=True)
+    ]
     before = llm.stats()
     began = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in work.prompts], params)
@@ -317,19 +362,47 @@ def run_once(
     cached = sum(output.num_cached_tokens for output in outputs)
     native = after["native_seconds"] - before["native_seconds"]
     steps = int(after["num_steps"] - before["num_steps"])
-    tokens = [output.outputs[0].token_ids for output in outputs]
+    tokens = [out.token_ids for output in outputs for out in output.outputs[: work.n]]
     busy = after["busy_seconds"] - before["busy_seconds"]
     mean_batch = (after["seq_seconds"] - before["seq_seconds"]) / busy
     kv = {
         kind: (after[f"kv_slot_seconds_{kind}"] - before[f"kv_slot_seconds_{kind}"]) / busy for kind in KINDS
     }
-    return Run(wall, decode, first.time_to_first_token, native, steps, cached, mean_batch, kv, tokens)
+    return Run(
+        wall,
+        decode,
+        first.time_to_first_token,
+        native,
+        steps,
+        cached,
+        mean_batch,
+        kv,
+        tokens,
+        counted(before, after),
+    )
+
+
+def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, int]:
+    """What COUNTERS grew by between two looks at LLM.stats."""
+    return {name: int(after[name] - before[name]) for name in COUNTERS}
+
+
+def _sampling(work: Work, sampling: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Fields of SamplingParams for each request; what is drawn is drawn with the request's number as seed."""
+    if sampling is not None:
+        return [dict(sampling)] * len(work.prompts)
+    if work.beam_width > 1:
+        return [{"beam_width": work.beam_width}] * len(work.prompts)
+    if work.temperature == 0.0:
+        return [{"temperature": 0.0, "n": work.n}] * len(work.prompts)
+    return [{"temperature": work.temperature, "n": work.n, "seed": i} for i in range(len(work.prompts))]
 
 
 def _check(outputs: list[RequestOutput], work: Work) -> None:
     """The work must have been done, or the time says nothing."""
-    lengths = [len(output.outputs[0].token_ids) for output in outputs]
-    assert lengths == work.output_lengths, f"expected {work.output_lengths} output tokens, got {lengths}"
+    lengths = [len(out.token_ids) for output in outputs for out in output.outputs[: work.n]]
+    expected = [length for length in work.output_lengths for _ in range(work.n)]
+    assert lengths == expected, f"expected {expected} output tokens, got {lengths}"
 
 
 def _compare(result: Result, sizes: MatrixSizes, floors: Floors) -> None:

@@ -23,6 +23,15 @@ def test_workloads_are_those_of_the_definition() -> None:
     assert len({tuple(p) for p in shots.prompts}) == 64
     assert shots.prompts != sorted(shots.prompts), "shuffled"
 
+    chat = bench.w5(1, 49_152)
+    assert (len(chat.prompts), chat.turns) == (80, 5) and {len(p) for p in chat.prompts} == {48}
+    assert (chat.num_prompt_tokens, chat.num_output_tokens) == (16 * (5 * 48 + 10 * (48 + 32)), 16 * 5 * 32)
+    drawn = bench.w7(1, 49_152)
+    assert (drawn.n, drawn.temperature) == (4, 1.0) and len({tuple(p) for p in drawn.prompts}) == 8
+    assert (drawn.num_prompt_tokens, drawn.num_output_tokens) == (8 * 512, 8 * 4 * 64)
+    beams = bench.beam(1, 49_152)
+    assert (beams.num_prompt_tokens, beams.num_output_tokens, beams.beam_width) == (128, 64, 4)
+
 
 def test_repetitions_are_fresh_and_ids_are_in_the_vocabulary() -> None:
     assert bench.w2(1, 49_152).prompts != bench.w2(2, 49_152).prompts

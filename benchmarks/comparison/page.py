@@ -21,8 +21,11 @@ def markdown(compare: dict[str, Any], growth: dict[str, Any], quality: dict[str,
         machine=_machine(compare),
         table=_table(COLUMNS, map(_row, compare["rows"])),
         floors=_floors(compare),
-        growth_machine=_growth_machine(growth),
+        decode_machine=_measured(growth["decode"]),
         decode=_decode(growth["decode"]["cells"]),
+        sharing_machine=_measured(growth["sharing"]),
+        sharing=_sharing(growth["sharing"]["cells"]),
+        scheduler_machine=_measured(growth["scheduler"]),
         scheduler_context=growth["scheduler"]["context"],
         scheduler=_scheduler(growth["scheduler"]["cells"]),
         quality="\n\n".join(_quality(name, model) for name, model in quality["models"].items()),
@@ -79,13 +82,35 @@ def _floors(compare: dict[str, Any]) -> str:
     return _table(("", "reads, GB/s", "int8, GOP/s", "instruction"), rows)
 
 
-def _growth_machine(growth: dict[str, Any]) -> str:
-    machine = growth["machine"]
-    floors = Spread.of([floor["bandwidth"] / 1e9 for floor in growth["floors"]])
+def _measured(part: dict[str, Any]) -> str:
+    """When and on what a part of growth.py was measured."""
+    measured = part["measured"]
+    machine = measured["machine"]
+    floors = Spread.of([floor["bandwidth"] / 1e9 for floor in measured["floors"]])
     return (
-        f"SmolLM2 135M Q4_1, {growth['date'][:10]}, {machine['cpu']}, {machine['threads']} threads, "
+        f"SmolLM2 135M Q4_1, {measured['date'][:10]}, {machine['cpu']}, {machine['threads']} threads, "
         f"reads {floors.show(' GB/s')}."
     )
+
+
+def _sharing(cells: list[dict[str, Any]]) -> str:
+    """A line for each shape of batch, a column for each share of the context that is common."""
+    shapes: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        shapes.setdefault(cell["name"], []).append(cell)
+    rows = []
+    for name, found in shapes.items():
+        first, last = found[0], found[-1]
+        rows.append(
+            [
+                name,
+                f"{first['batch']} of {first['context']:,}",
+                *(f"{digits(1e3 * cell['seconds'])} ({cell['common']:,})" for cell in found),
+                f"{digits(first['seconds'] / last['seconds'])}x",
+            ]
+        )
+    columns = [f"ms ({cell['share']:.0%} common)" for cell in found]
+    return _table(["", "sequences, tokens", *columns, "gain"], rows)
 
 
 def _decode(cells: list[dict[str, Any]]) -> str:

@@ -25,6 +25,10 @@ ROWS = {
     "w3": "64 mixed requests",
     "w4": "few-shot with shared prefixes",
     "w4cached": "the same, every prefix cached",
+    "w5": "chat: conversations of five turns",
+    "w7": "parallel sampling: four sequences of a prompt",
+    "beam": "beam search of width 4",
+    "pressure": "W3 in a fifth of the KV cache that it needs",
     "formats": "W1 and W2 on the same file: Q4_0, Q8_0, Gemma",
     "best": "W1 and W2, best format against best format",
     "sampled": "sampled W3 against greedy W3, both models",
@@ -35,15 +39,35 @@ ROWS = {
 }
 VOCABULARY = 49_152  # SmolLM2's; the workloads take ids below 40,000, which all models have
 POOL_TOKENS = 20_480  # of the memory row: a little more than all tokens of W3
+PRESSED_TOKENS = 3_840  # a fifth of the 19,184 that the sequences of W3 fill in the end, in blocks of 16
+PRESSED_SLOTS = 7  # of llama.cpp: as many as have room for the longest request of W3 each
+TOKEN_BUDGETS = (64, 128, 256, 512)
 
 OURS = Side(LEAFAGE, "Q4_1")
 OPENVINO, VLLM = Side("openvino", "Q4_1"), Side("vllm", "BF16")
+SMALL_POOL = ("--kv-cache-tokens", str(PRESSED_TOKENS))
+PRESSED = Side(LEAFAGE, "Q4_1", SMALL_POOL)
+PRESSED_PEERS = (
+    Side("openvino", "Q4_1", SMALL_POOL),
+    Side("vllm", "BF16", SMALL_POOL),
+    Side("llamacpp", "Q8_0", (*SMALL_POOL, "--unified")),
+    Side("llamacpp", "Q8_0", (*SMALL_POOL, "--slots", str(PRESSED_SLOTS))),
+)
 GEMMA = Side(LEAFAGE, "Q4_K_M")
 LLAMA1B = Side(LEAFAGE, "llama1b")
 
 
 def llamacpp(form: str) -> Side:
     return Side("llamacpp", form)
+
+
+def in_small_pool(form: str) -> Side:
+    """Ours with a KV pool that W3 fills."""
+    return Side(LEAFAGE, form, ("--kv-cache-tokens", str(POOL_TOKENS)))
+
+
+def with_budget(tokens: int) -> Side:
+    return Side(LEAFAGE, "Q4_1", ("--token-budget", str(tokens)))
 
 
 def single_sides(rows: set[str]) -> list[Side]:
@@ -96,11 +120,12 @@ def shared_groups(rows: set[str]) -> Callable[[int], list[list[Step]]]:
         work = bench.w4(_seed(repetition), VOCABULARY)
         staging = bench.w4(_seed(repetition), VOCABULARY, first_question=8)
 
-        def cached(side: Side) -> list[Step]:
+        def cached(side: Side, check: str = "") -> list[Step]:
             stage = Step(side, "W4", staging, record=False)
-            return [stage, Step(side, "W4cached", work, reset_cache=False)]
+            return [stage, Step(side, "W4cached", work, reset_cache=False, check=check)]
 
-        found = [[Step(OURS, "W4", work), *(cached(OURS) if "w4cached" in rows else [])]]
+        ours = cached(OURS, "W4cached = from a cold cache") if "w4cached" in rows else []
+        found = [[Step(OURS, "W4", work), *ours]]
         if "w4cached" in rows:
             found.append(cached(OPENVINO))
         if "w4" in rows:
@@ -108,6 +133,43 @@ def shared_groups(rows: set[str]) -> Callable[[int], list[list[Step]]]:
         return found
 
     return groups
+
+
+def chat_groups(repetition: int) -> list[list[Step]]:
+    """W5; ours with every token budget as well."""
+    work = bench.w5(_seed(repetition), VOCABULARY)
+    ours = [Step(OURS, "W5", work)]
+    for budget in TOKEN_BUDGETS:
+        ours.append(Step(with_budget(budget), "W5", work, check="W5 = with any token budget"))
+    return [ours, *([Step(side, "W5", work)] for side in (OPENVINO, VLLM, llamacpp("Q8_0")))]
+
+
+def several_groups(rows: set[str]) -> Callable[[int], list[list[Step]]]:
+    """Several sequences of a prompt: W7 and beams."""
+
+    def groups(repetition: int) -> list[list[Step]]:
+        found = []
+        if "w7" in rows:
+            work = bench.w7(_seed(repetition), VOCABULARY)
+            found += [[Step(side, "W7", work)] for side in (OURS, OPENVINO, VLLM, llamacpp("Q8_0"))]
+        if "beam" in rows:
+            beams = bench.beam(_seed(repetition), VOCABULARY)
+            drawn = bench.Work(beams.prompts, beams.output_lengths, n=4, temperature=1.0)
+            found.append([Step(OURS, "n=4", drawn), Step(OURS, "beam", beams)])
+            found += [[Step(side, "beam", beams)] for side in (VLLM, OPENVINO)]
+        return found
+
+    return groups
+
+
+def pressure_groups(repetition: int) -> list[list[Step]]:
+    """W3 in a small pool and in our large one. The peers once: theirs is only printed, and takes minutes."""
+    work = bench.w3(_seed(repetition), VOCABULARY)
+    pressed = Step(PRESSED, "W3 pressed", work, check="W3 in a small KV pool = in a large one")
+    found = [[Step(OURS, "W3 pressed", work), pressed]]
+    if repetition == 0:
+        found += [[Step(side, "W3 pressed", work)] for side in PRESSED_PEERS]
+    return found
 
 
 def run(rows: set[str], sides: Sides, runner: Runner, repetitions: int) -> None:
@@ -128,6 +190,16 @@ def run(rows: set[str], sides: Sides, runner: Runner, repetitions: int) -> None:
     if rows & {"w4", "w4cached"}:
         runner.block("W4", repetitions, shared_groups(rows))
         runner.alone(OURS, "W4")
+    if "w5" in rows:
+        runner.block("W5", repetitions, chat_groups)
+        sides.end(map(with_budget, TOKEN_BUDGETS))
+        runner.alone(OURS, "W5")
+    if rows & {"w7", "beam"}:
+        runner.block("W7, beams", repetitions, several_groups(rows))
+        runner.alone(OURS, "W7")
+    if "pressure" in rows:
+        runner.block("W3 in a small KV pool", repetitions, pressure_groups)
+        sides.end([PRESSED, *PRESSED_PEERS])
     if "outside" in rows:
         for batch in BATCH_SIZES:
             runner.times(repetitions, Step(OURS, f"outside {batch}", bench.Work([[1]] * batch, [1] * batch)))
@@ -137,7 +209,7 @@ def run(rows: set[str], sides: Sides, runner: Runner, repetitions: int) -> None:
         runner.block("Llama-3.2-1B shape", repetitions, single_groups(both, ("W1", "W2")))
         sides.end(both)
     if "memory" in rows:
-        for side in (Side(LEAFAGE, "Q4_1", small_pool=True), Side(LEAFAGE, "Q4_K_M", small_pool=True)):
+        for side in (in_small_pool("Q4_1"), in_small_pool("Q4_K_M")):
             runner.run(Step(side, "memory", bench.w3(1, VOCABULARY)))
             sides.end([side])
     if "start" in rows:

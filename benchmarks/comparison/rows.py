@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -118,6 +119,66 @@ class Table:
             self._check("w4cached", "W4cached = from a cold cache", "W4cached"),
         ]
 
+    def _w5(self) -> list[Row]:
+        peers = (plan.OPENVINO, plan.VLLM, plan.llamacpp("Q8_0"))
+        rows = [
+            self._pair("w5", "W5", plan.OURS, plan.OPENVINO, 1.3, ", same file"),
+            self._pair("w5", "W5", plan.OURS, plan.VLLM, 1.8),
+            self._pair("w5", "W5", plan.OURS, plan.llamacpp("Q8_0"), None),
+        ]
+        for title, name, target in (
+            ("mean TTFT", "mean_first_token", 1.0),
+            ("P99 inter-token latency", "p99_inter_token", 1.2),
+        ):
+            for peer in peers:
+                row = self._latency("w5", "W5", title, name, plan.OURS, peer)
+                row.target = Target(target, at_most=True) if peer == plan.OPENVINO else None
+                rows.append(row)
+        return [
+            *rows,
+            *map(self._budget, plan.TOKEN_BUDGETS),
+            self._check("w5", "W5 = with any token budget", "W5"),
+            self._check("w5", "W5 = each request alone", "W5 alone"),
+        ]
+
+    def _w7(self) -> list[Row]:
+        return [
+            self._pair("w7", "W7", plan.OURS, plan.OPENVINO, 1.6, ", same file"),
+            self._pair("w7", "W7", plan.OURS, plan.VLLM, 1.9),
+            self._pair("w7", "W7", plan.OURS, plan.llamacpp("Q8_0"), None),
+            self._check("w7", "W7 = each request alone", "W7 alone"),
+        ]
+
+    def _beam(self) -> list[Row]:
+        cost = Row("beam", "beam Q4_1", "our n = 4 sampling", "s", suffix="x its time")
+        cost.target = Target(1.5, at_most=True)
+        if self._fill(cost, plan.OURS, "beam", plan.OURS, "n=4"):
+            cost.values = [a / b for a, b in zip(cost.ours, cost.theirs, strict=True)]
+        return [
+            self._pair("beam", "beam", plan.OURS, plan.VLLM, 10.0),
+            self._pair("beam", "beam", plan.OURS, plan.OPENVINO, None, ", same file"),
+            cost,
+        ]
+
+    def _pressure(self) -> list[Row]:
+        work, title = "W3 pressed", "W3 in 20 % of its KV, Q4_1"
+        own = Row("pressure", title, "our W3 in a large pool", "s", suffix=" % of its speed")
+        own.target = Target(60)
+        if self._fill(own, plan.PRESSED, work, plan.OURS, work):
+            own.values = [100 * b / a for a, b in zip(own.ours, own.theirs, strict=True)]
+            counts = [sample.answer["counted"] for sample in self._record.samples[plan.PRESSED, work]]
+            again = Spread.of([count["recomputed_tokens"] for count in counts])
+            preempted = Spread.of([count["num_preemptions"] for count in counts])
+            own.note = f"{preempted.show(' preemptions')}, {again.show(' tokens computed again')}"
+        rows = [own, self._check("pressure", "W3 in a small KV pool = in a large one", work)]
+        for side in plan.PRESSED_PEERS:
+            how = " ".join((TITLES[side.engine], side.form, *side.options[len(plan.SMALL_POOL) :]))
+            row = Row("pressure", title, f"{how}, as small a pool", "s")
+            if self._fill(row, plan.PRESSED, work, side, work, both_all=False):
+                row.values = ratios(row.ours, row.theirs, more_is_better=False)
+            rows.append(row)
+        return rows
+
     def _formats(self) -> list[Row]:
         rows = []
         for form, decode in (("Q4_0", 1.4), ("Q8_0", 1.6), ("Q4_K_M", 1.5)):
@@ -169,7 +230,7 @@ class Table:
         for form, target in (("Q4_1", 200), ("Q4_K_M", 300)):
             row = Row("memory", f"memory in W3, {form}", "file and KV pool", "MB", suffix=" MB more")
             row.target = Target(target, at_most=True)
-            for figures in self._own_figures(row, Side(LEAFAGE, form, small_pool=True), "memory"):
+            for figures in self._own_figures(row, plan.in_small_pool(form), "memory"):
                 row.ours.append(figures["peak"] / 1e6)
                 row.theirs.append((figures["file"] + figures["pool"]) / 1e6)
                 row.values.append(figures["beyond"] / 1e6)
@@ -215,20 +276,63 @@ class Table:
         if self._fill(row, ours, workload, theirs, workload):
             row.values = ratios(row.ours, row.theirs, more_is_better=is_rate)
             row.problem = self._invalid(theirs, workload)
-            row.note = self._output_rates(ours, theirs) if workload == "W3" else ""
+            if workload == "W3":
+                row.note = self._output_rates(ours, theirs)
+            elif workload in ("W5", "W7"):
+                row.note = self._tokens_computed(ours, theirs, workload)
         return row
 
-    def _fill(self, row: Row, ours: Side, our_work: str, theirs: Side, their_work: str) -> bool:
-        """Measurements of both sides; false, and the reason in the row, where one has none."""
+    def _latency(self, group: str, workload: str, title: str, name: str, ours: Side, theirs: Side) -> Row:
+        """Times that the answers have by that name, in ms; above 1x, ours are longer."""
+        row = Row(group, f"{workload} {title}", str(theirs), "ms", suffix="x its time")
+        if self._fill(row, ours, workload, theirs, workload, figure=_milliseconds(name)):
+            row.values = [a / b for a, b in zip(row.ours, row.theirs, strict=True)]
+            row.problem = self._invalid(theirs, workload)
+        return row
+
+    def _budget(self, tokens: int) -> Row:
+        """W5 with another token budget against W5 with ours."""
+        row = Row("w5", f"W5, token budget {tokens}", "the default", "s", suffix="x its time")
+        side = plan.with_budget(tokens)
+        if self._fill(row, side, "W5", plan.OURS, "W5"):
+            row.values = [a / b for a, b in zip(row.ours, row.theirs, strict=True)]
+            samples = self._record.samples[side, "W5"]
+            first, gap = (
+                Spread.of([_milliseconds(name)(sample, "W5") for sample in samples]).show(" ms")
+                for name in ("mean_first_token", "p99_inter_token")
+            )
+            row.note = f"mean TTFT {first}, P99 inter-token latency {gap}"
+        return row
+
+    def _fill(
+        self,
+        row: Row,
+        ours: Side,
+        our_work: str,
+        theirs: Side,
+        their_work: str,
+        *,
+        figure: Callable[[Sample, str], float] | None = None,
+        both_all: bool = True,
+    ) -> bool:
+        """Measurements of both sides; false, and the reason in the row, where one has none.
+
+        Args:
+            figure: of a sample of a workload.
+            both_all: else the side that has more keeps as many, its first ones.
+        """
+        figure = figure or _figure
         both = []
         for side, work in ((ours, our_work), (theirs, their_work)):
             samples = self._record.samples.get((side, work), [])
             if not samples and not row.problem:
                 row.problem = self._reason(side, work)
             both.append(samples)
-            row.others = max([row.others, *(sample.others for sample in samples)])
+        if not both_all and all(both):
+            both = [samples[: min(map(len, both))] for samples in both]
+        row.others = max([row.others, *(sample.others for samples in both for sample in samples)])
         row.ours, row.theirs = (
-            [_figure(sample, work) for sample in samples]
+            [figure(sample, work) for sample in samples]
             for samples, work in zip(both, (our_work, their_work), strict=True)
         )
         row.cpu = (_cpu(both[0]), _cpu(both[1]))
@@ -259,6 +363,21 @@ class Table:
                 Spread.of([s.answer["num_output_tokens"] / s.answer["wall"] for s in samples]).median
             )
         return f"{digits(rates[0])} against {digits(rates[1])} output tok/s"
+
+    def _tokens_computed(self, ours: Side, theirs: Side, workload: str) -> str:
+        """What both did in the workload: tokens are what a result can be checked by."""
+        samples = self._record.samples[ours, workload]
+        computed = Spread.of([sample.answer["counted"]["prompt_tokens"] for sample in samples]).median
+        made = Spread.of([sample.answer["counted"]["generation_tokens"] for sample in samples]).median
+        text = (
+            f"prompts of {samples[0].answer['num_prompt_tokens']:,} tokens, of which we computed "
+            f"{computed:,.0f}; {made:,.0f} generated"
+        )
+        found = [sample.answer for sample in self._record.samples[theirs, workload]]
+        if all(answer.get("cached_tokens") is not None for answer in found):
+            rest = [answer["num_prompt_tokens"] - answer["cached_tokens"] for answer in found]
+            text += f"; {TITLES[theirs.engine]} computed {Spread.of(rest).median:,.0f}"
+        return text
 
     def _fastest(self, engine: str, forms: tuple[str, ...], workload: str) -> Side:
         return max((Side(engine, form) for form in forms), key=lambda side: self._median(side, workload))
@@ -320,6 +439,11 @@ class Table:
         elif not self._record.checks[name]:
             row.problem = TOKENS_DIFFER
         return row
+
+
+def _milliseconds(name: str) -> Callable[[Sample, str], float]:
+    """A figure of `_fill`: a time that answers have by this name."""
+    return lambda sample, workload: 1e3 * float(sample.answer[name])
 
 
 def _figure(sample: Sample, workload: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from peers.client import PeerError
 
 from comparison import machine
-from comparison.sides import LEAFAGE, Side, Sides, say
+from comparison.sides import Side, Sides, say
 from leafage import bench
 
 MAX_IDLE_CPUS = 0.03
@@ -26,6 +26,7 @@ class Step:
     Attributes:
         record: false for what only prepares the next step.
         floors: measure the machine right before and after it.
+        check: name of a check that the tokens are those of the step of ours before it in its group.
     """
 
     side: Side
@@ -34,6 +35,7 @@ class Step:
     reset_cache: bool = True
     record: bool = True
     floors: bool = False
+    check: str = ""
 
 
 @dataclass(slots=True)
@@ -168,14 +170,22 @@ class Runner:
         peer = self._sides.get(step.side)
         floors = [bench.measure_floors(self._threads)] if step.floors else []
         load, meter = bench.load_average(), machine.Meter(peer.pid)
+        work = step.work
         answer = peer.run(
-            step.workload, step.work.prompts, step.work.output_lengths, reset_cache=step.reset_cache
+            step.workload,
+            work.prompts,
+            work.output_lengths,
+            reset_cache=step.reset_cache,
+            turns=work.turns,
+            n=work.n,
+            temperature=work.temperature,
+            beam_width=work.beam_width,
         )
         others, stolen = meter.others()
         floors += [bench.measure_floors(self._threads)] if step.floors else []
         kept = {name: value for name, value in answer.items() if name not in ("tokens", "output_tokens")}
         kept["num_output_tokens"] = sum(answer["output_tokens"])
-        kept["num_prompt_tokens"] = step.work.num_prompt_tokens
+        kept["num_prompt_tokens"] = work.num_prompt_tokens
         return Sample(kept, others, stolen, load, floors), answer
 
     def _start(self, sides: Iterable[Side]) -> None:
@@ -191,16 +201,16 @@ class Runner:
                 self._tell(f"warning: {side} uses {self._sides.idle_cpus[side]:.2f} CPUs while it is idle")
 
     def _group(self, group: list[Step]) -> None:
-        tokens: dict[Side, list[list[int]]] = {}
+        before: list[list[int]] | None = None
         for step in group:
             answer = self.run(step)
             if answer is None:
                 return
-            if step.side.engine == LEAFAGE and step.record and not step.reset_cache and step.side in tokens:
-                self.check(f"{step.workload} = from a cold cache", answer["tokens"] == tokens[step.side])
+            if step.check:
+                self.check(step.check, answer["tokens"] == before)
             if "tokens" in answer and step.record:
-                tokens[step.side] = answer["tokens"]
-                self._first.setdefault((step.side, step.workload), (step.work, answer["tokens"]))
+                before = answer["tokens"]
+                self._first.setdefault((step.side, step.workload), (step.work, before))
 
     def _measure_floors(self, block: str) -> None:
         self.record.floors.setdefault(block, []).append(bench.measure_floors(self._threads))

@@ -24,15 +24,15 @@ class Side:
     Attributes:
         engine: "leafage" or a peer's name.
         form: "Q4_1", "Q4_0", ... of SmolLM2; "Q4_K_M" is Gemma's file, "llama1b" the random one.
-        small_pool: Leafage with a KV pool that its work fills.
+        options: more words for its driver.
     """
 
     engine: str
     form: str
-    small_pool: bool = False
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{TITLES.get(self.engine, self.engine)} {self.form}"
+        return " ".join((TITLES.get(self.engine, self.engine), self.form, *self.options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,14 @@ class Sides:
     Args:
         peers: the folder that `peers/setup` filled.
         threads: of every side.
-        pool_tokens: KV pool of a side with a `small_pool`.
     """
 
-    def __init__(self, files: Files, peers: Path, threads: int, pool_tokens: int) -> None:
+    def __init__(self, files: Files, peers: Path, threads: int) -> None:
         self.files = files
         self.idle_cpus: dict[Side, float] = {}
         self.settings: dict[Side, dict[str, object]] = {}
         self._peers = peers
         self.threads = threads
-        self._pool_tokens = pool_tokens
         self._running: dict[Side, client.Peer] = {}
         self._failed: dict[Side, client.PeerError] = {}
         self._logs: list[IO[bytes]] = []
@@ -119,12 +117,10 @@ class Sides:
             if model == self.files.smollm2 and side.form != "Q4_1":
                 model = self.model(Side("llamacpp", side.form))
             words = ["--peers", str(self._peers), "--model", str(model), "--threads", str(self.threads)]
-            if side.small_pool:
-                words += ["--kv-cache-tokens", str(self._pool_tokens)]
-            return [sys.executable, str(DRIVER), *words]
-        options: list[str] = []
+            return [sys.executable, str(DRIVER), *words, *side.options]
+        options = list(side.options)
         if side.engine == "llamacpp" and model == self.files.smollm2 and side.form != "Q4_1":
-            options = ["--format", side.form]
+            options += ["--format", side.form]
         return client.command(side.engine, self._peers, model, self.threads, *options)
 
     def _with_log(self, error: client.PeerError, log: Path) -> client.PeerError:

@@ -38,15 +38,26 @@ class Peer:
         return self._process.pid
 
     def run(
-        self, workload: str, prompts: list[list[int]], output_lengths: list[int], *, reset_cache: bool = True
+        self,
+        workload: str,
+        prompts: list[list[int]],
+        output_lengths: list[int],
+        *,
+        reset_cache: bool = True,
+        **how: Any,
     ) -> dict[str, Any]:
-        """One run: the driver's answer. Raises PeerError with the driver's words when it failed."""
+        """One run: the driver's answer. Raises PeerError with the driver's words when it failed.
+
+        Args:
+            how: the other fields of `protocol.Request`.
+        """
         assert self._process.stdin is not None
         request = {
             "workload": workload,
             "prompts": prompts,
             "output_lengths": output_lengths,
             "reset_cache": reset_cache,
+            **how,
         }
         try:
             self._process.stdin.write(json.dumps(request) + "\n")

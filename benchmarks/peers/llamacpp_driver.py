@@ -1,8 +1,9 @@
-"""Drives llama.cpp (see protocol.py): llama-bench for W1 and W2, llama-server for W3 and W4.
+"""Drives llama.cpp (see protocol.py): llama-bench for W1 and W2, llama-server for all others.
 
 llama-bench is a process per run and takes tokens of its own making. The server is started when first needed,
 and anew when its cache is to be empty. `--format Q8_0` runs the model in another of llama.cpp's formats, made
-once with llama-quantize.
+once with llama-quantize. `--kv-cache-tokens` is the context of all slots together; each has its part, or they
+share it (`--unified`).
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import protocol
+from chat import Chat
 
 BINARIES = Path("build", "bin")  # in the folder that `setup` made for llama.cpp
 SLOTS = 16
 CONTEXT = 24_576  # of all slots together
 COLD_CONTEXT = 4096
+UNTOLD = 100  # stands for a token of a stream that is never told: those whose text ends inside a character
 START_TIMEOUT = 60.0
 ANSWER_TIMEOUT = 300.0
 
@@ -46,29 +50,34 @@ class Server:
             self.close()
             raise
 
-    def complete(self, prompt: list[int], length: int) -> dict[str, Any]:
-        """Greedy tokens for a prompt, on a connection of its own: the server closes kept ones early."""
-        body = {
-            "prompt": prompt,
-            "n_predict": length,
-            "ignore_eos": True,
-            "cache_prompt": True,
-            "samplers": ["top_k"],
-            "top_k": 1,
-            "temperature": 0.0,
-            "repeat_penalty": 1.0,
-        }
+    def complete(
+        self, prompt: list[int], length: int, *, n: int = 1, temperature: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """`n` completions of a prompt, on a connection of its own: the server closes kept ones early."""
+        with self._post(_body(prompt, length, n, temperature)) as response:
+            answers = json.loads(response.read())
+        ended = time.perf_counter()
+        return [answer | {"ended": ended} for answer in (answers if n > 1 else [answers])]
+
+    def stream(self, prompt: list[int], length: int) -> Iterator[dict[str, Any]]:
+        """Greedy tokens, as they come; the last event has the timings."""
+        with self._post(_body(prompt, length, 1, 0.0) | {"stream": True}) as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield json.loads(line[len(b"data: ") :])
+                elif line.startswith(b"error"):
+                    raise RuntimeError(f"llama-server ended a stream: {line[:200].decode(errors='replace')}")
+
+    @contextlib.contextmanager
+    def _post(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
         with contextlib.closing(self._connection(ANSWER_TIMEOUT)) as connection:
             headers = {"Content-Type": "application/json", "Connection": "close"}
             connection.request("POST", "/completion", json.dumps(body), headers)
             response = connection.getresponse()
-            text = response.read()
-        if response.status != 200:
-            raise RuntimeError(
-                f"llama-server answered {response.status}: {text[:200].decode(errors='replace')}"
-            )
-        answer: dict[str, Any] = json.loads(text)
-        return answer | {"ended": time.perf_counter()}
+            if response.status != 200:
+                text = response.read()[:200].decode(errors="replace")
+                raise RuntimeError(f"llama-server answered {response.status}: {text}")
+            yield response
 
     def cpu_seconds(self) -> float:
         """CPU time of the process so far, in steps of 10 ms."""
@@ -97,18 +106,21 @@ class Server:
 
 
 class LlamaCpp:
+    """`slots` are options of llama-server that say how many there are and what context they have."""
+
     peer = "llamacpp"
 
-    def __init__(self, folder: Path, model: Path, threads: int) -> None:
+    def __init__(self, folder: Path, model: Path, threads: int, slots: list[str]) -> None:
         self._binaries = folder / BINARIES
         self._model = ["-m", str(model), "-t", str(threads)]
+        self._slots = slots
         self._server: Server | None = None
         self.version = _version(folder)
         self.settings = {
             "model": str(model),
             "threads": threads,
             "W1, W2": "llama-bench",
-            "W3, W4": f"llama-server -np {SLOTS} -no-kvu -c {CONTEXT}",
+            "others": " ".join(["llama-server", *slots]),
         }
 
     def run(self, request: protocol.Request) -> protocol.Answer:
@@ -118,7 +130,11 @@ class LlamaCpp:
             return self._prefill(request)
         if request.workload == "cold":
             return self._cold(request)
-        return self._batch(request)
+        if request.beam_width > 1:
+            raise RuntimeError("llama-server has no beam search")
+        if request.reset_cache or self._server is None:
+            self._start()
+        return (self._converse if request.turns > 1 else self._batch)(request)
 
     def close(self) -> None:
         if self._server is not None:
@@ -167,7 +183,7 @@ class LlamaCpp:
         began = time.perf_counter()
         server = Server([str(self._binaries / "llama-server"), *self._model, "-c", str(COLD_CONTEXT)])
         try:
-            answer = server.complete(request.prompts[0], 1)
+            (answer,) = server.complete(request.prompts[0], 1)
             wall, cpu = answer["ended"] - began, server.cpu_seconds()
         finally:
             server.close()
@@ -175,17 +191,23 @@ class LlamaCpp:
             wall=wall, first_token=wall, output_tokens=[answer["tokens_predicted"]], cpu=cpu
         )
 
+    def _start(self) -> None:
+        """A new server, warm and with an empty cache."""
+        self.close()
+        self._server = Server([str(self._binaries / "llama-server"), *self._model, *self._slots])
+        self._server.complete(list(range(100, 108)), 4)
+
     def _batch(self, request: protocol.Request) -> protocol.Answer:
-        if request.reset_cache or self._server is None:
-            self.close()
-            slots = ["-np", str(SLOTS), "-no-kvu", "-c", str(CONTEXT)]
-            self._server = Server([str(self._binaries / "llama-server"), *self._model, *slots])
-            self._server.complete(list(range(100, 108)), 4)
         server = self._server
-        with ThreadPoolExecutor(len(request.prompts)) as pool:
-            cpu, began = server.cpu_seconds(), time.perf_counter()
-            answers = list(pool.map(server.complete, request.prompts, request.output_lengths))
-            cpu = server.cpu_seconds() - cpu
+        assert server is not None
+
+        def complete(prompt: list[int], length: int) -> list[dict[str, Any]]:
+            return server.complete(prompt, length, n=request.n, temperature=request.temperature)
+
+        cpu, began = server.cpu_seconds(), time.perf_counter()
+        found = _all_at_once(complete, list(zip(request.prompts, request.output_lengths, strict=True)))
+        cpu = server.cpu_seconds() - cpu
+        answers = [answer for completions in found for answer in completions]
         timings = [answer["timings"] for answer in answers]
         first_tokens = [a["ended"] - a["timings"]["predicted_ms"] / 1000 for a in answers]
         return protocol.Answer(
@@ -193,8 +215,57 @@ class LlamaCpp:
             first_token=min(first_tokens) - began,
             output_tokens=[answer["tokens_predicted"] for answer in answers],
             cpu=cpu,
-            cached_tokens=sum(timing["cache_n"] for timing in timings),
+            cached_tokens=sum(timing["cache_n"] for timing in timings) if request.n == 1 else None,
         )
+
+    def _converse(self, request: protocol.Request) -> protocol.Answer:
+        server = self._server
+        assert server is not None
+        chat = Chat(request.prompts, request.output_lengths, request.turns)
+
+        def converse(number: int | None) -> int:
+            """A conversation from its first turn; returns the tokens that came from the cache."""
+            cached = 0
+            while number is not None:
+                for event in server.stream(chat.send(number), chat.length(number)):
+                    tokens = event.get("tokens", [])
+                    untold = event.get("tokens_predicted", 0) - len(chat.tokens[number]) - len(tokens)
+                    chat.receive(number, [UNTOLD] * untold + tokens)
+                    cached += event.get("timings", {}).get("cache_n", 0)
+                number = chat.next(number)
+            return cached
+
+        cpu = server.cpu_seconds()
+        cached = _all_at_once(converse, [(number,) for number in chat.first()])
+        cpu = server.cpu_seconds() - cpu
+        return protocol.Answer(cpu=cpu, cached_tokens=sum(cached), **chat.figures())
+
+
+def _all_at_once(work: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> list[Any]:
+    """Results of calls, each on a thread of its own.
+
+    Raises RuntimeError, when all have ended, with the first failure and how many there were.
+    """
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        calls = [pool.submit(work, *words) for words in arguments]
+    errors = [error for call in calls if (error := call.exception()) is not None]
+    if errors:
+        raise RuntimeError(f"{len(errors)} of {len(calls)} failed, the first: {errors[0]}") from errors[0]
+    return [call.result() for call in calls]
+
+
+def _body(prompt: list[int], length: int, n: int, temperature: float) -> dict[str, Any]:
+    """A request's JSON."""
+    greedy = {"samplers": ["top_k"], "top_k": 1, "temperature": 0.0}
+    return {
+        "prompt": prompt,
+        "n_predict": length,
+        "n_cmpl": n,
+        "ignore_eos": True,
+        "cache_prompt": True,
+        "repeat_penalty": 1.0,
+        **({"samplers": ["temperature"], "temperature": temperature} if temperature else greedy),
+    }
 
 
 def cpu_seconds(pid: int) -> float:
@@ -225,12 +296,17 @@ def main() -> None:
     answers = protocol.take_stdout()
     parser = protocol.arguments(__doc__)
     parser.add_argument("--format", help="run the model in this format of llama-quantize, for example Q8_0")
+    parser.add_argument("--slots", type=int, default=SLOTS, metavar="N", help="requests served at once")
+    parser.add_argument("--unified", action="store_true", help="one context, shared by the slots")
+    parser.set_defaults(kv_cache_tokens=CONTEXT)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with its driver
     folder, model = args.peers / "llamacpp", args.model
     if args.format:
         model = quantized(folder / BINARIES, model, args.format, args.peers / "models")
-    protocol.serve(lambda: LlamaCpp(folder, model, args.threads), answers)
+    unified = "-kvu" if args.unified else "-no-kvu"
+    slots = ["-np", str(args.slots), unified, "-c", str(args.kv_cache_tokens)]
+    protocol.serve(lambda: LlamaCpp(folder, model, args.threads, slots), answers)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 A driver loads its engine once, says `{"ready": true, ...}`, and then answers a line for each line it gets:
 
-    {"workload": "W1", "prompts": [[ids]...], "output_lengths": [...], "reset_cache": true}
+    {"workload": "W1", "prompts": [[ids]...], "output_lengths": [...], "reset_cache": true, ...}
     {"wall": s, "first_token": s|null, "decode": s|null, "output_tokens": [n...], "cpu": s,
-     "cached_tokens": n|null}
+     "cached_tokens": n|null, ...}
 
-All requests of a line are sent at once, decoded greedily to exactly the given lengths. An answer is
-`{"error": "..."}` when that was not possible. The end of stdin ends the driver.
+All requests of a line are sent at once (conversations: chat.py) and decoded to exactly the given lengths. An
+answer is `{"error": "..."}` when that was not possible. The end of stdin ends the driver.
 Only the standard library: each driver runs on its own peer's interpreter.
 """
 
@@ -26,21 +26,33 @@ from typing import Any, Protocol, TextIO
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Work for one run. `reset_cache` asks for an empty prefix cache before the clock starts."""
+    """Work for one run.
+
+    `reset_cache` asks for an empty prefix cache before the clock starts. With `turns`, so many prompts in a
+    row are the turns of a conversation (chat.py). Each request asks for `n` sequences; `temperature` 0 is
+    greedy; a `beam_width` above 1 is beam search.
+    """
 
     workload: str
     prompts: list[list[int]]
     output_lengths: list[int]
     reset_cache: bool = True
+    turns: int = 1
+    n: int = 1
+    temperature: float = 0.0
+    beam_width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a run took; times in seconds.
 
+    `output_tokens` has a count for each sequence, those of a request in a row; of beams only the best's.
     `first_token` is from sending to the first token of any request; `decode`, of W1 only, from the first to
     the last token; `cpu` the CPU seconds of the peer's own processes; `cached_tokens` the prompt tokens that
-    the peer did not compute, where it tells. `extra` goes into the answer as it is.
+    the peer did not compute, where it tells. Conversations alone have `mean_first_token`, from sending a turn
+    to its first token, and `p99_inter_token`, between two tokens of an answer. `extra` goes into the answer
+    as it is.
     """
 
     wall: float
@@ -49,6 +61,8 @@ class Answer:
     first_token: float | None = None
     decode: float | None = None
     cached_tokens: int | None = None
+    mean_first_token: float | None = None
+    p99_inter_token: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,6 +88,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="the GGUF file")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peers", type=Path, required=True, help="the folder that `setup` filled")
+    parser.add_argument("--kv-cache-tokens", type=int, metavar="N", help="tokens that the KV pool holds")
     return parser
 
 
@@ -103,9 +118,9 @@ def _answer(driver: Driver, line: dict[str, Any]) -> dict[str, Any]:
         answer = driver.run(request)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    if answer.output_tokens != request.output_lengths:
-        made = f"{driver.peer} made {answer.output_tokens} output tokens"
-        return {"error": f"{made}, asked for were {request.output_lengths}"}
+    wanted = [length for length in request.output_lengths for _ in range(request.n)]
+    if answer.output_tokens != wanted:
+        return {"error": f"{driver.peer} made {answer.output_tokens} output tokens, asked for were {wanted}"}
     return answer.as_dict()
 
 

@@ -24,12 +24,14 @@ class Fake:
     def run(self, request: protocol.Request) -> protocol.Answer:
         if self._behaviour == "fails":
             raise RuntimeError("out of memory")
-        lengths = [1] if self._behaviour == "short" else request.output_lengths
+        wanted = [length for length in request.output_lengths for _ in range(request.n)]
+        lengths = [1] if self._behaviour == "short" else wanted
         alone = request.workload.endswith(" alone")
         offset = 7 if self._behaviour == "differs in a batch" and not alone else 0
         tokens = [
             [sum(prompt) % 97 + offset] * length
             for prompt, length in zip(request.prompts, request.output_lengths, strict=True)
+            for _ in range(request.n)
         ]
         return protocol.Answer(
             wall=2.0, output_tokens=lengths, cpu=1.0, first_token=0.5, decode=1.0, extra={"tokens": tokens}

@@ -10,6 +10,7 @@ from comparison import llama1b
 from comparison.sides import DRIVER
 from peers.client import Peer, PeerError
 
+from leafage.core.sampling_params import SamplingParams
 from leafage.core.step_times import PARTS
 
 PROMPTS, LENGTHS = [[300, 301, 302, 303], list(range(310, 350)), list(range(310, 340))], [9, 4, 7]
@@ -40,6 +41,59 @@ def test_batch_alone_and_sampled(peer: Peer) -> None:
     assert alone["tokens"] == batch["tokens"] and alone["cached_tokens"] == 0
     sampled = peer.run("W3 sampled", PROMPTS, LENGTHS)
     assert sampled["output_tokens"] == LENGTHS and sampled["tokens"] != batch["tokens"]
+
+
+def test_conversations_are_what_each_turn_is_alone(peer: Peer) -> None:
+    prompts, lengths = [list(range(300 + 9 * i, 320 + 9 * i)) for i in range(6)], [5, 4, 6] * 2
+    chat = peer.run("W5", prompts, lengths, turns=3)
+    assert [len(ids) for ids in chat["tokens"]] == chat["output_tokens"] == lengths
+    assert 0 < chat["first_token"] < chat["wall"] and 0 < chat["mean_first_token"] < chat["wall"]
+    assert 0 < chat["p99_inter_token"] < chat["wall"] and chat["decode"] is None
+    whole = sum(20 * turn + sum(lengths[: turn - 1]) for turn in (1, 2, 3)) * 2
+    computed = chat["counted"]["prompt_tokens"]
+    assert computed == whole - chat["cached_tokens"] and chat["cached_tokens"] > 100
+    assert chat["counted"]["generation_tokens"] == sum(lengths)
+    alone = peer.run("W5 alone", prompts, lengths, turns=3)
+    assert alone["tokens"] == chat["tokens"] and alone["cached_tokens"] == 0
+    again = peer.run("W5", prompts, lengths, turns=3, reset_cache=False)
+    assert again["tokens"] == chat["tokens"] and again["cached_tokens"] > chat["cached_tokens"]
+
+
+def test_a_turn_that_is_refused_is_an_error_and_the_driver_goes_on(peer: Peer) -> None:
+    with pytest.raises(PeerError, match="RequestTooLargeError"):
+        peer.run("W5", [[300] * 200] * 4, [50] * 4, turns=4)
+    assert peer.run("W5", [[300], [301]], [2, 2], turns=2)["output_tokens"] == [2, 2]
+
+
+def test_several_sequences_of_a_prompt_are_what_each_draws_alone(peer: Peer) -> None:
+    several = peer.run("W7", PROMPTS, LENGTHS, n=3, temperature=1.0)
+    assert several["output_tokens"] == [length for length in LENGTHS for _ in range(3)]
+    computed = sum(map(len, PROMPTS)) - several["cached_tokens"]
+    assert several["counted"]["prompt_tokens"] == computed, "each prompt once"
+    alone = peer.run("W7 alone", PROMPTS, LENGTHS, n=3, temperature=1.0)
+    assert alone["tokens"] == several["tokens"]
+    assert several["tokens"][0] != several["tokens"][1]
+
+
+@pytest.mark.skipif("beam_width" not in SamplingParams.__dataclass_fields__, reason="no beam search")
+def test_beams(peer: Peer) -> None:
+    answer = peer.run("beam", PROMPTS[1:2], LENGTHS[1:2], beam_width=3)
+    assert answer["output_tokens"] == LENGTHS[1:2] and len(answer["tokens"]) == 1
+
+
+def test_pool_and_token_budget_are_set(tmp_path_factory, peer: Peer) -> None:
+    model = peer.info["settings"]["model"]
+    words = ["--peers", "none", "--model", model, "--threads", "2"]
+    with Peer(
+        [sys.executable, str(DRIVER), *words, "--token-budget", "16", "--kv-cache-tokens", "96"]
+    ) as small:
+        settings = small.info["settings"]
+        assert settings["max_num_batched_tokens"] == 16
+        assert settings["kv_bytes"] == 96 * settings["kv_bytes_per_token"]
+        pressed = small.run("W3", PROMPTS * 3, [30, 30, 30] * 3)
+        assert pressed["counted"]["num_preemptions"] > 0
+        assert pressed["counted"]["recomputed_tokens"] > 0
+    assert peer.run("W3", PROMPTS * 3, [30, 30, 30] * 3)["tokens"] == pressed["tokens"]
 
 
 def test_the_cache_is_kept_where_that_is_asked(peer: Peer) -> None:

@@ -37,12 +37,29 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["ignore_eos"] and body["cache_prompt"] and body["temperature"] == 0
+        assert body["ignore_eos"] and body["cache_prompt"]
+        how = (["top_k"], 0) if body["n_cmpl"] == 1 else (["temperature"], 1.0)
+        assert (body["samplers"], body["temperature"]) == how
+        timings = {"cache_n": len(body["prompt"]) // 2, "predicted_ms": 1.0}
         if body["prompt"] == [666]:
             self.answer({"error": "the context is full"}, 500)
+        elif body.get("stream"):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b": a comment" + b"\\n" * 2)
+            for i in range(body["n_predict"]):
+                if body["prompt"] == [667] and i == 1:
+                    self.wfile.write(b"error: the context is full")
+                    return
+                if body["prompt"] != [668] or i == 0:
+                    self.event({"tokens": [sum(body["prompt"]) + i], "tokens_predicted": i + 1})
+            self.event({"tokens": [], "tokens_predicted": body["n_predict"], "timings": timings})
         else:
-            timings = {"cache_n": len(body["prompt"]) // 2, "predicted_ms": 1.0}
-            self.answer({"tokens_predicted": body["n_predict"], "timings": timings})
+            answer = {"tokens_predicted": body["n_predict"], "timings": timings}
+            self.answer(answer if body["n_cmpl"] == 1 else [answer] * body["n_cmpl"])
+
+    def event(self, value):
+        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\\n" * 2)
 
     def answer(self, value, status=200):
         text = json.dumps(value).encode()
@@ -115,8 +132,40 @@ def test_a_server_starts_for_each_empty_cache(driver: Peer, peers: Path) -> None
     assert all("-np 16 -no-kvu -c 24576" in line for line in starts(peers))
 
 
+def test_conversations_are_streamed(driver: Peer, peers: Path) -> None:
+    """The next prompt holds what was answered: of 1 + 2, 3 and 4; of those and 1, 12 and 13."""
+    answer = driver.run("W5", [[1, 2], [1], [5], [6]], [2, 2, 1, 1], turns=2)
+    assert (answer["output_tokens"], answer["cached_tokens"]) == ([2, 2, 1, 1], 1 + 2 + 0 + 1)
+    assert 0 < answer["first_token"] <= answer["wall"]
+    assert answer["mean_first_token"] > 0 and answer["p99_inter_token"] >= 0
+    assert len(starts(peers)) == 1
+    untold = driver.run("W5", [[668], [1]], [3, 2], turns=2)
+    assert (untold["output_tokens"], untold["cached_tokens"]) == ([3, 2], (1 + 3 + 1) // 2)
+    with pytest.raises(PeerError, match=r"1 of 2 failed, .*ended a stream: error: the context is full"):
+        driver.run("W5", [[667], [5], [7], [8]], [2] * 4, turns=2)
+
+
+def test_several_completions_of_a_prompt(driver: Peer) -> None:
+    answer = driver.run("W7", [[1, 2], [5]], [7, 8], n=3, temperature=1.0)
+    assert answer["output_tokens"] == [7, 7, 7, 8, 8, 8] and answer["cached_tokens"] is None
+    with pytest.raises(PeerError, match="no beam search"):
+        driver.run("beam", [[1]], [2], beam_width=4)
+
+
+def test_another_pool(peers: Path) -> None:
+    small = ["--kv-cache-tokens", "512"]
+    for words, expected in (
+        ([], "-np 16 -no-kvu -c 512"),
+        (["--slots", "3", "--unified"], "-np 3 -kvu -c 512"),
+    ):
+        with Peer(command("llamacpp", peers, peers / "model.gguf", 2, *small, *words)) as peer:
+            peer.run("W3", [[1]], [2])
+            assert peer.info["settings"]["others"] == f"llama-server {expected}"
+        assert expected in starts(peers)[-1]
+
+
 def test_a_request_that_the_server_fails_is_an_error(driver: Peer) -> None:
-    with pytest.raises(PeerError, match=r"answered 500.*the context is full"):
+    with pytest.raises(PeerError, match=r"1 of 2 failed, the first: .*answered 500.*the context is full"):
         driver.run("W3", [[1], [666]], [2, 2])
     assert driver.run("W3", [[1]], [2])["output_tokens"] == [2]
 

@@ -67,6 +67,8 @@ def test_a_driver_answers_through_the_noise_of_its_libraries(fake: list[str], tm
             "output_tokens": [4, 5],
             "cpu": 1.0,
             "cached_tokens": None,
+            "mean_first_token": None,
+            "p99_inter_token": None,
             "reset": True,
         }
         assert peer.run("W3", [[1]], [1], reset_cache=False)["reset"] is False
@@ -81,6 +83,8 @@ def test_a_failed_run_is_told_and_the_driver_goes_on(fake: list[str]) -> None:
             peer.run("broken", [[1]], [1])
         with pytest.raises(PeerError, match=r"fake made \[6\] output tokens, asked for were \[7\]"):
             peer.run("short", [[1]], [7])
+        with pytest.raises(PeerError, match=r"fake made \[4\] output tokens, asked for were \[4, 4\]"):
+            peer.run("W7", [[1]], [4], n=2, temperature=1.0)
         assert peer.run("W1", [[1]], [1])["wall"] == 2.0
 
 

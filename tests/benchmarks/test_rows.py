@@ -100,8 +100,7 @@ def test_sampled_start_and_memory_are_at_most() -> None:
     start = rows("start", {(gemma, "cold"): batches(0.7), (plan.llamacpp("Q4_K_M"), "cold"): batches(0.4)})
     assert start[1].values == pytest.approx([1.75]) and start[1].verdict == "ok"
     figures = {"peak": 700e6, "file": 100e6, "pool": 420e6, "beyond": 180e6}
-    small = Side(LEAFAGE, "Q4_1", small_pool=True)
-    memory = rows("memory", {(small, "memory"): [sample(figures=figures)]})
+    memory = rows("memory", {(plan.in_small_pool("Q4_1"), "memory"): [sample(figures=figures)]})
     assert memory[0].values == [180.0] and memory[0].verdict == "ok"
     assert memory[1].problem
 
@@ -131,6 +130,83 @@ def test_a_best_format_counts_only_when_each_of_the_peer_s_is_set_up_well() -> N
         assert table.rows({"best"})[0].verdict == verdict
 
 
+def chats(wall: float, first: float, gap: float, **answer: Any) -> Sample:
+    times = {"mean_first_token": first, "p99_inter_token": gap}
+    counted = {"prompt_tokens": 3904, "generation_tokens": 2560}
+    return sample(wall=wall, num_prompt_tokens=16_640, **times, counted=counted, **answer)
+
+
+def test_chat_is_judged_by_wall_and_by_both_latencies() -> None:
+    samples = {
+        (plan.OURS, "W5"): [chats(5.0, 0.2, 0.06)] * 2,
+        (plan.OPENVINO, "W5"): [chats(7.0, 0.21, 0.04, cached_tokens=None)] * 2,
+        (plan.VLLM, "W5"): [chats(10.0, 0.5, 0.1, cached_tokens=12_000)] * 2,
+        (plan.with_budget(64), "W5"): [chats(6.0, 0.3, 0.03)] * 2,
+    }
+    found = by_title(rows("w5", samples, checks={"W5 = each request alone": True}))
+    wall = found["W5 Q4_1", "OpenVINO, same file"]
+    assert wall.values == pytest.approx([1.4, 1.4]) and wall.verdict == "ok"
+    assert wall.note == "prompts of 16,640 tokens, of which we computed 3,904; 2,560 generated"
+    assert found["W5 Q4_1", "vLLM BF16"].note.endswith("; vLLM computed 4,640")
+    first = found["W5 mean TTFT", "OpenVINO Q4_1"]
+    assert (first.ours, first.verdict) == ([200, 200], "ok") and first.values == pytest.approx(
+        [0.95] * 2, abs=0.01
+    )
+    gap = found["W5 P99 inter-token latency", "OpenVINO Q4_1"]
+    assert gap.values == pytest.approx([1.5, 1.5]) and gap.verdict == "MISSED"
+    assert found["W5 P99 inter-token latency", "vLLM BF16"].verdict == "printed"
+    budget = found["W5, token budget 64", "the default"]
+    assert budget.values == pytest.approx([1.2, 1.2]) and budget.verdict == "printed"
+    assert budget.note == "mean TTFT 300 ms, P99 inter-token latency 30.0 ms"
+    assert found["W5, token budget 256", "the default"].verdict.startswith(
+        "FAILED: Leafage Q4_1 --token-budget"
+    )
+    assert found["tokens of W5 = each request alone", "batch 1"].verdict == "equal"
+
+
+def test_a_peer_that_is_too_slow_in_chat_makes_its_latencies_invalid_too() -> None:
+    sides: Any = SimpleNamespace(settings=SETTINGS)
+    samples = {(side, "W5"): [chats(9.0, 0.2, 0.06)] for side in (plan.OURS, plan.OPENVINO)}
+    table = Table(Record(samples), sides, {"openvino": {"Q4_1": {"W5": 7.0}}})
+    found = by_title(table.rows({"w5"}))
+    for row in ("W5 Q4_1", "OpenVINO, same file"), ("W5 mean TTFT", "OpenVINO Q4_1"):
+        assert found[row].verdict == "INVALID: OpenVINO Q4_1 at 78 % of its known 7.00"
+
+
+def test_beams_cost_is_against_our_own_sampling() -> None:
+    samples = {
+        (plan.OURS, "beam"): [sample(wall=0.6)] * 2,
+        (plan.OURS, "n=4"): [sample(wall=0.5)] * 2,
+        (plan.VLLM, "beam"): [sample(wall=7.2)] * 2,
+    }
+    found = by_title(rows("beam", samples))
+    assert found["beam Q4_1", "vLLM BF16"].values == pytest.approx([12.0, 12.0])
+    cost = found["beam Q4_1", "our n = 4 sampling"]
+    assert cost.values == pytest.approx([1.2, 1.2]) and cost.verdict == "ok"
+
+
+def test_pressure_is_a_share_of_our_own_speed_and_peers_run_once() -> None:
+    counts = ({"num_preemptions": n, "recomputed_tokens": 100 * n} for n in (5, 9))
+    walls = (15.0, 20.0)
+    pressed = [sample(wall=wall, counted=count) for wall, count in zip(walls, counts, strict=True)]
+    vllm, unified = plan.PRESSED_PEERS[1:3]
+    samples = {
+        (plan.OURS, "W3 pressed"): batches(12.0, 11.0),
+        (plan.PRESSED, "W3 pressed"): pressed,
+        (vllm, "W3 pressed"): batches(30.0),
+    }
+    errors = {(unified, "W3 pressed"): "16 of 64 failed, the first: llama-server answered 500"}
+    checks = {"W3 in a small KV pool = in a large one": True}
+    own, tokens, _, beside, failed, _ = rows("pressure", samples, errors=errors, checks=checks)
+    assert own.values == pytest.approx([80.0, 55.0]) and own.verdict == "ok"
+    assert own.note == "7.00 preemptions (5.00-9.00), 700 tokens computed again (500-900)"
+    assert tokens.verdict == "equal"
+    assert (beside.against, beside.values, beside.verdict) == ("vLLM BF16, as small a pool", [2.0], "printed")
+    assert (
+        failed.against == "llama.cpp Q8_0 --unified, as small a pool" and "16 of 64 failed" in failed.verdict
+    )
+
+
 def test_every_row_has_a_name_and_can_be_shown() -> None:
     sides: Any = SimpleNamespace(settings=SETTINGS)
     found = Table(Record(), sides, {}).rows(set(plan.ROWS))
@@ -147,17 +223,29 @@ def test_in_the_page_units_stand_behind_medians() -> None:
     assert page._row(row.as_dict())[2:5] == ("305 tok/s (300-310)", "100 tok/s", "**3.05x (3.00-3.10)**")
 
 
-GROWTH = {
+MEASURED = {
     "date": "2026-01-01T00:00:00",
     "machine": {"cpu": "a CPU", "threads": 2},
     "floors": [{"bandwidth": 4e10}],
+}
+GROWTH = {
     "decode": {
+        "measured": MEASURED,
         "cells": [
             {"batch": batch, "context": context, "seconds": seconds}
             for batch, context, seconds in ((1, 128, 0.004), (1, 256, 0.005), (4, 128, None), (4, 256, None))
-        ]
+        ],
+    },
+    "sharing": {
+        "measured": MEASURED,
+        "cells": [
+            {"name": name, "batch": 8, "context": 656, "share": share, "common": common, "seconds": seconds}
+            for name in ("tasks", "beams")
+            for share, common, seconds in ((0.0, 0, 0.06), (0.5, 320, 0.045), (1.0, 640, 0.03))
+        ],
     },
     "scheduler": {
+        "measured": MEASURED,
         "context": 512,
         "cells": [{"sequences": n, "schedule": 1e-5 * n, "update": 2e-5 * n} for n in (1, 9)],
     },
@@ -200,6 +288,8 @@ def test_the_page_has_what_was_measured() -> None:
     }
     text = page.markdown(compare, GROWTH, QUALITY)
     assert "**75" in text and "| W1, W2 | 40.0 | 900 | dot |" in text
+    assert "|  | sequences, tokens | ms (0% common) | ms (50% common) | ms (100% common) | gain |" in text
+    assert "| beams | 8 of 656 | 60.0 (0) | 45.0 (320) | 30.0 (640) | 2.00x |" in text
     assert "| 128 | 4.00 | - |" in text and "| 9 | 90.0 | 180 | 270 | 30.0 |" in text
     assert "| avx512, 16-bit KV | 16.500 | +0.24% ± 0.11% | 97.25% | 0.00213 | 0.0412 |" in text
     assert "511 positions" in text and "| llama.cpp | 16.500 | +0.24% ± 0.11% | 96.97% |" in text

@@ -24,7 +24,7 @@ class FakeSides(Sides):
     """Sides whose drivers are fakes; a behaviour by engine."""
 
     def __init__(self, **behaviours: str) -> None:
-        super().__init__(Files(Path("a.gguf"), None, None), Path("none"), 2, 1024)
+        super().__init__(Files(Path("a.gguf"), None, None), Path("none"), 2)
         self._behaviours = behaviours
 
     def _command(self, side: Side) -> list[str]:
@@ -113,11 +113,41 @@ def test_what_prepares_a_step_is_no_sample_and_cached_tokens_are_compared(make) 
         steps = [
             Step(OURS, "W4", WORK),
             Step(OURS, "W4", staging, record=False),
-            Step(OURS, "W4cached", work, reset_cache=False),
+            Step(OURS, "W4cached", work, reset_cache=False, check="W4cached = from a cold cache"),
         ]
         runner.block("W4", 1, lambda _, steps=steps: [steps])
         assert runner.record.checks == {"W4cached = from a cold cache": same}
     assert len(runner.record.samples[OURS, "W4"]) == 2
+
+
+def test_a_check_is_against_the_step_of_ours_before_it_also_of_another_side(make) -> None:
+    _, runner, _ = make(leafage="well", peer="well")
+    pressed, other = Side("leafage", "Q4_1", ("--small",)), bench.Work([[1, 2], [4]], [2, 3])
+    steps = [Step(OURS, "W3", WORK), Step(pressed, "W3", WORK, check="pressed = not")]
+    runner.block("W3", 1, lambda _: [steps])
+    assert runner.record.checks == {"pressed = not": True}
+    runner.block("W3", 1, lambda _: [[*steps[:1], Step(pressed, "W3", other, check="pressed = not")]])
+    assert runner.record.checks == {"pressed = not": False}
+    assert len(runner.record.samples[pressed, "W3"]) == 2
+
+
+def test_several_sequences_of_a_request_are_counted(make) -> None:
+    _, runner, _ = make(leafage="well")
+    work = bench.Work(WORK.prompts, WORK.output_lengths, n=3, temperature=1.0)
+    answer = runner.run(Step(OURS, "W7", work))
+    assert answer["output_tokens"] == [2, 2, 2, 3, 3, 3]
+    assert runner.record.samples[OURS, "W7"][0].answer["num_output_tokens"] == 15
+
+
+def test_options_of_a_side_are_words_for_its_driver(tmp_path: Path) -> None:
+    (tmp_path / "llamacpp").mkdir()
+    (tmp_path / "llamacpp" / "installed.json").touch()
+    sides = Sides(Files(Path("a.gguf"), None, None), tmp_path, 2)
+    ours = Side("leafage", "Q4_1", ("--token-budget", "64"))
+    assert str(ours) == "Leafage Q4_1 --token-budget 64"
+    assert sides._command(ours)[-2:] == ["--token-budget", "64"]
+    theirs = sides._command(Side("llamacpp", "Q8_0", ("--unified",)))
+    assert theirs[-3:] == ["--unified", "--format", "Q8_0"]
 
 
 def test_one_that_fails_is_reported_and_the_others_go_on(make) -> None:
