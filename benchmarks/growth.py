@@ -25,7 +25,7 @@ import numpy as np
 from comparison import machine
 
 from leafage import bench, store
-from leafage.build import MemoryPlan, load_assets, plan_memory
+from leafage.build import load_assets
 from leafage.config import EngineConfig
 from leafage.core.batch import Batch, Item, ItemOutput, Logits, Sample, SampledToken, StepOutput
 from leafage.core.kv_manager import KVManager
@@ -33,6 +33,7 @@ from leafage.core.request import Request
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.scheduler import Scheduler
 from leafage.kernels import _native
+from leafage.memory import MemoryPlan, plan_memory
 from leafage.resources import available_cpus, available_memory
 from leafage.runtime.model_runner import LocalExecutor
 

@@ -6,14 +6,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from leafage.config import EngineConfig
-from leafage.core.kv_manager import KVManager
-from leafage.core.protocols import KV
-from leafage.core.reserved import ReservedKVManager
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.scheduler import Scheduler
 from leafage.core.step_times import StepTimes
@@ -23,7 +20,9 @@ from leafage.engine.metrics import EngineMetrics, MonotonicClock, engine_stats
 from leafage.engine.output import OutputProcessor
 from leafage.engine.stop import StopStringCheck
 from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
-from leafage.resources import available_cpus, available_memory
+from leafage.hardware import Hardware
+from leafage.memory import MemoryPlan, kv_manager, plan_memory, restore_cost, swap_store
+from leafage.resources import available_cpus
 
 if TYPE_CHECKING:
     from leafage.formats.model_file import ModelFile
@@ -31,40 +30,9 @@ if TYPE_CHECKING:
     from leafage.text.chat_template import ChatTemplate
     from leafage.text.tokenizer import Tokenizer
 
-GIB = 1 << 30
-KV_POOL_CEILING = 4 * GIB
-KV_POOL_SHARE = 0.4
-
 
 class PlainKernelsWarning(UserWarning):
     """The engine computes with plain C++, several times slower than with vector instructions."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Where the memory goes.
-
-    Attributes:
-        weight_bytes: memory of the weights.
-        kv_bytes: memory of the KV pool when all of it is in use.
-        kv_tokens: tokens it holds.
-        num_blocks, block_size: the same in blocks.
-        max_model_len: most tokens of one sequence.
-        context_length: tokens the model was trained for.
-    """
-
-    weight_bytes: int
-    kv_bytes: int
-    kv_tokens: int
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    context_length: int
-
-    @property
-    def num_largest_requests(self) -> int:
-        """How many requests of max_model_len tokens fit at once."""
-        return self.num_blocks // -(-self.max_model_len // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +170,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         kv_bytes_per_token=model.program.kv.bytes_per_token(config.kv_dtype),
         context_length=info.context_length,
     )
-    threads = _threads(config)
+    threads, kernels = _threads(config), _kernels(config)
     clock = MonotonicClock()
     times = StepTimes(clock.now)
     executor = LocalExecutor(
@@ -214,14 +182,24 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         num_threads=threads,
         kv_dtype=config.kv_dtype,
         times=times,
+        new_swap_store=partial(swap_store, config, plan) if plan.num_swap_slots else None,
     )
     stop_check = StopStringCheck()
     scheduler = Scheduler(
-        _kv_manager(config, plan),
+        kv_manager(config, plan),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         stop_check=stop_check,
+        watermark=int(config.watermark * plan.num_blocks),
+        preemption=config.preemption,
+        restore_cost=restore_cost(
+            Hardware.load(kernels, config.hardware),
+            model.program,
+            plan,
+            num_threads=threads,
+            in_file=config.swap_path is not None,
+        ),
     )
     metrics = EngineMetrics(clock, scheduler)
     engine = Engine(
@@ -244,78 +222,12 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         model=info,
         plan=plan,
         threads=threads,
-        kernels=_kernels(config),
+        kernels=kernels,
         default_sampling_params=assets.default_sampling_params,
     )
     if config.chat_template is not None:
         build.template  # noqa: B018 (a template that the user gave is refused now, not at the first chat)
     return build
-
-
-def plan_memory(
-    config: EngineConfig, *, weight_bytes: int, kv_bytes_per_token: int, context_length: int
-) -> MemoryPlan:
-    """Size the KV pool and the longest sequence. Call it when the weights are in memory.
-
-    Raises:
-        InvalidParameterError: max_model_len is beyond the model's context or the pool, or the pool holds no
-            block.
-    """
-    bytes_per_block = kv_bytes_per_token * config.block_size
-    if config.kv_cache_tokens is not None:
-        pool = -(-config.kv_cache_tokens // config.block_size) * bytes_per_block
-    elif config.kv_cache_bytes is not None:
-        pool = config.kv_cache_bytes
-    else:
-        pool = min(KV_POOL_CEILING, int(KV_POOL_SHARE * available_memory()))
-    num_blocks = pool // bytes_per_block
-    if num_blocks < 1:
-        raise InvalidParameterError(
-            f"the KV pool does not hold one block of {config.block_size} tokens",
-            value=pool,
-            limit=f"at least {bytes_per_block} bytes",
-            remedy="raise kv_cache_bytes, or free memory",
-        )
-    kv_tokens = num_blocks * config.block_size
-    max_model_len = config.max_model_len
-    if max_model_len is None:
-        max_model_len = min(context_length, kv_tokens)
-    elif max_model_len > context_length:
-        raise InvalidParameterError(
-            "max_model_len is beyond the model's context",
-            value=max_model_len,
-            limit=context_length,
-            remedy="lower max_model_len: the model was not trained for longer texts",
-        )
-    elif max_model_len > kv_tokens:
-        raise InvalidParameterError(
-            "max_model_len does not fit into the KV pool",
-            value=max_model_len,
-            limit=f"{kv_tokens} tokens",
-            remedy=f"lower max_model_len or raise kv_cache_tokens to {max_model_len}",
-        )
-    return MemoryPlan(
-        weight_bytes=weight_bytes,
-        kv_bytes=num_blocks * bytes_per_block,
-        kv_tokens=kv_tokens,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_model_len=max_model_len,
-        context_length=context_length,
-    )
-
-
-def _kv_manager(config: EngineConfig, plan: MemoryPlan) -> KV:
-    if config.kv == "paged":
-        return KVManager(plan.num_blocks, plan.block_size, config.prefix_index)
-    _, reservation, *buddy = config.kv.split("-")
-    return ReservedKVManager(
-        plan.num_blocks,
-        plan.block_size,
-        reservation,
-        max_model_len=plan.max_model_len,
-        allocator="buddy" if buddy else "first-fit",
-    )
 
 
 def _kernels(config: EngineConfig) -> str:

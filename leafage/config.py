@@ -19,6 +19,8 @@ _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
     "kv_cache_memory_bytes": "kv_cache_bytes",
     "dtype": "compute",
     "quantization": "quantize",
+    "swap_space": "swap_bytes",
+    "preemption_mode": "preemption",
     "n_ctx": "max_model_len",
     "ctx_size": "max_model_len",
     "n_threads": "threads",
@@ -79,6 +81,25 @@ class EngineConfig:
         "and max_tokens); a piece goes where it first fits, or with '-buddy' at the end of the name, where a "
         "buddy allocator puts it",
     )
+    watermark: float = _setting(
+        0.01, "share of the KV pool that stays free when a request is admitted while others run"
+    )
+    preemption: str = _setting(
+        "auto",
+        "how a request that gave its KV cache to others gets it back: 'swap' (moved out and in), "
+        "'recompute', or 'auto', the cheaper of both by the numbers of the hardware file",
+    )
+    swap_bytes: int | None = _setting(
+        None,
+        "size of the swap space in bytes; default: a quarter of the KV pool, of which memory is taken only "
+        "when requests are swapped out",
+    )
+    swap_path: str | None = _setting(
+        None, "a new file for the swap space, on the disk that has the room; default: memory"
+    )
+    hardware: str | None = _setting(
+        None, "JSON file with this machine's speeds; default: typical ones of its instruction set"
+    )
     threads: int | None = _setting(
         None, "threads that compute; default: the CPUs this process may use (affinity, cgroup quota)"
     )
@@ -99,8 +120,11 @@ class EngineConfig:
         for name in ("max_model_len", "kv_cache_bytes", "kv_cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
-        if self.seed is not None:
-            _check_count("seed", self.seed, low=0)
+        for name in ("seed", "swap_bytes"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), low=0)
+        _check_choice("preemption", self.preemption, ("auto", "swap", "recompute"))
+        _check_share("watermark", self.watermark)
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise InvalidParameterError(
                 "block_size must be a power of two", value=self.block_size, limit="1 to 256"
@@ -156,6 +180,11 @@ def _check_count(name: str, value: object, low: int = 1) -> None:
         raise InvalidParameterError(f"{name} must be an integer", value=repr(value))
     if value < low:
         raise InvalidParameterError(f"{name} is out of range", value=value, limit=f"at least {low}")
+
+
+def _check_share(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise InvalidParameterError(f"{name} must be a share", value=repr(value), limit="0 to below 1")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -8,71 +8,15 @@ from typing import Any
 import pytest
 
 from leafage import build
-from leafage.build import Assets, PlainKernelsWarning, assemble, build_engine, load_assets, plan_memory
+from leafage.build import Assets, PlainKernelsWarning, assemble, build_engine, load_assets
 from leafage.config import EngineConfig
-from leafage.core.arena import Buddy, FirstFit
-from leafage.core.kv_manager import KVManager
-from leafage.core.reserved import ReservedKVManager
-from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
+from leafage.errors import ModelFileError, ModelNotFoundError, TemplateError
 from leafage.kernels import _native
 from leafage.runtime import load
 from tests.models.tiny_models import Golden, write_folder
 
 MIB = 1 << 20
 KV = 1024  # bytes per token in the plans below
-
-
-def plan(context: int = 2048, **settings: Any) -> build.MemoryPlan:
-    return plan_memory(
-        EngineConfig(**settings), weight_bytes=7, kv_bytes_per_token=KV, context_length=context
-    )
-
-
-@pytest.fixture
-def memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "available_memory", lambda: 100 * MIB)
-
-
-def test_the_default_pool_is_40_percent_of_what_is_left(memory_left: None) -> None:
-    p = plan()
-    assert p.kv_tokens == 40 * MIB // KV // 16 * 16
-    assert p.kv_bytes == p.kv_tokens * KV == p.num_blocks * 16 * KV
-    assert (p.max_model_len, p.weight_bytes) == (2048, 7)
-    assert p.num_largest_requests == 20
-
-
-def test_the_default_pool_is_4_gib_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "available_memory", lambda: 1 << 40)
-    assert plan().kv_bytes == 4 << 30
-
-
-def test_a_pool_in_tokens_is_rounded_up_to_blocks() -> None:
-    p = plan(kv_cache_tokens=100)
-    assert (p.kv_tokens, p.num_blocks) == (112, 7)
-    assert p.max_model_len == 112  # the pool is smaller than the model's context
-
-
-def test_a_pool_in_bytes_is_a_ceiling() -> None:
-    assert plan(kv_cache_bytes=33 * KV).kv_tokens == 32
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"kv_cache_bytes": 100},
-            r"does not hold one block of 16 tokens; got 100; limit: at least 16384 bytes",
-        ),
-        ({"max_model_len": 4096}, r"beyond the model's context; got 4096; limit: 2048"),
-        (
-            {"max_model_len": 200, "kv_cache_tokens": 100},
-            r"got 200; limit: 112 tokens.*kv_cache_tokens to 200",
-        ),
-    ],
-)
-def test_what_cannot_fit_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidParameterError, match=message):
-        plan(**settings)
 
 
 class FakeFile:
@@ -139,16 +83,6 @@ def test_the_real_model_is_described(assets: Assets, smollm2_path: Path) -> None
     in_int8 = assemble(EngineConfig(kv_cache_tokens=2048, kv_cache_dtype="int8"), assets)
     assert in_int8.plan.kv_bytes == 2048 * 30 * 2 * 3 * (64 + 4)  # a float per token and head
     assert in_int8.engine.executor.program.kv.num_bytes == in_int8.plan.kv_bytes
-
-
-@pytest.mark.parametrize("kv", ["paged", "reserved-max", "reserved-oracle-buddy"])
-def test_how_sequences_get_their_kv_cache(kv: str) -> None:
-    manager = build._kv_manager(EngineConfig(kv=kv), plan(kv_cache_tokens=512, kv=kv, max_model_len=100))
-    assert isinstance(manager, KVManager if kv == "paged" else ReservedKVManager)
-    assert manager.num_blocks == 32
-    if isinstance(manager, ReservedKVManager):
-        assert manager.max_model_len == 100
-        assert isinstance(manager._arena, Buddy if kv.endswith("buddy") else FirstFit)
 
 
 @pytest.mark.real_model

@@ -30,6 +30,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "server": {"engine", "core", "text", "grammar"},
     "config": set(),
     "resources": set(),
+    "hardware": set(),
+    "memory": EVERYTHING,
     "errors": set(),
     "build": EVERYTHING,
     "llm": EVERYTHING,

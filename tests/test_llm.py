@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from leafage import LLM, InvalidParameterError, RequestError, SamplingParams, TemplateError
-from leafage.build import Build, MemoryPlan, ModelInfo
+from leafage.build import Build, ModelInfo
 from leafage.config import EngineConfig
 from leafage.errors import ExecutorError
+from leafage.memory import MemoryPlan
 from tests.engine.rig import Rig, make_rig
 
 SHORT = SamplingParams(max_tokens=20)

@@ -39,6 +39,8 @@ _HELP = {
     "memory left",
 }
 
+_NO_DRAWING: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -88,6 +90,12 @@ def sampling_params(flags: Mapping[str, Any], base: SamplingParams, **defaults: 
     given = {name: value for name, value in flags.items() if name in names}
     if "logit_bias" in given:
         given["logit_bias"] = dict(map(_parse_bias, given["logit_bias"]))
+    if "early_stopping" in given:
+        typed = given["early_stopping"]
+        given["early_stopping"] = {"true": True, "false": False}.get(typed.lower(), typed)
+    if "beam_width" in given:  # which draws nothing: what is recommended for drawing does not count
+        base = replace(base, **_NO_DRAWING)
+        defaults = {name: value for name, value in defaults.items() if name not in _NO_DRAWING}
     return replace(base, **{**defaults, **given})
 
 
@@ -126,6 +134,8 @@ def _flag(name: str) -> str:
 
 def _flag_type(hint: Any) -> Any:
     text = str(hint)
+    if hint == bool | str:
+        return str
     if "Mapping" in text:
         return list[str]
     if "Sequence" in text:

@@ -121,8 +121,8 @@ def _architecture(file: ModelFile) -> tuple[Any, Any]:
 
 def _plan(file: ModelFile, flags: dict[str, Any]) -> list[Row]:
     """The plan that an engine with these flags would start with."""
-    from leafage.build import plan_memory
     from leafage.config import EngineConfig
+    from leafage.memory import plan_memory
     from leafage.models.tensors import Tensors
 
     try:
@@ -142,6 +142,7 @@ def _plan(file: ModelFile, flags: dict[str, Any]) -> list[Row]:
         ("KV pool", f"{plan.kv_tokens:,} tokens, {store.human(plan.kv_bytes)}"),
         ("KV of a token", f"{bytes_per_token:,} bytes, {config.kv_dtype}"),
         ("block", f"{plan.block_size} tokens, {plan.num_blocks:,} blocks"),
+        ("swap space", f"{plan.num_swap_slots:,} blocks, {store.human(plan.swap_bytes)}"),
         ("largest context", f"{plan.max_model_len:,} tokens (the model's: {plan.context_length:,})"),
         ("such requests at once", f"{plan.num_largest_requests:,}"),
     ]

@@ -126,6 +126,9 @@ class Engine:
         return self.scheduler.has_unfinished
 
     def _check_vocabulary(self, prompt: list[int], params: SamplingParams) -> None:
+        if params.beam_width is not None and params.beam_width > self.vocab_size:
+            limit = f"{self.vocab_size} tokens of the vocabulary"
+            raise InvalidParameterError("beam_width is out of range", value=params.beam_width, limit=limit)
         for name, ids in (
             ("prompt token id", prompt),
             ("logit_bias token id", params.logit_bias),

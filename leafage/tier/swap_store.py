@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +43,6 @@ class HostSwapStore:
         np.frombuffer(block, np.uint8)[:] = self._memory[slot]
         return True
 
-    def close(self) -> None:
-        """Nothing to do: the memory goes with the object."""
-
 
 class FileSwapStore:
     """Slots in a file, which has no name any more once it is open: nothing is left behind by a crash.
@@ -72,11 +70,12 @@ class FileSwapStore:
                 f"swap_path cannot be made: {error.strerror}", value=str(path), remedy=remedy
             ) from error
         os.unlink(path)
+        self._close = weakref.finalize(self, os.close, self._file)
         try:
             if num_bytes:
                 os.posix_fallocate(self._file, 0, num_bytes)
         except OSError as error:
-            os.close(self._file)
+            self.close()
             remedy = "lower swap_bytes, or name a file on another disk"
             raise InvalidParameterError(
                 f"swap_path has no room: {error.strerror}", value=f"{num_bytes} bytes", remedy=remedy
@@ -102,8 +101,8 @@ class FileSwapStore:
         return intact
 
     def close(self) -> None:
-        """Give the room back to the disk."""
-        os.close(self._file)
+        """Give the room back to the disk; it also goes with the object."""
+        self._close()
 
     def _write(self, offset: int, data: memoryview) -> None:
         while data:

@@ -48,6 +48,17 @@ def test_sampling_params_layers() -> None:
     assert params.logit_bias == {7: -100.0, 8: 2.5}
 
 
+def test_beam_search_sets_aside_what_is_recommended_for_drawing() -> None:
+    recommended = SamplingParams(temperature=0.2, top_p=0.9, top_k=50)
+    given = {"beam_width": 4, "early_stopping": "True"}
+    params = flags.sampling_params(given, recommended, temperature=0.5)
+    assert (params.beam_width, params.early_stopping) == (4, True)
+    with pytest.raises(InvalidParameterError, match="top_k"):
+        flags.sampling_params({"beam_width": 4, "top_k": 5}, recommended)
+    with pytest.raises(InvalidParameterError, match="early_stopping"):
+        flags.sampling_params({"beam_width": 4, "early_stopping": "soon"}, recommended)
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [

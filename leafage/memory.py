@@ -1,0 +1,172 @@
+"""Where the memory of an engine goes: KV pool and swap space, and what preempted requests cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leafage.config import EngineConfig
+from leafage.core.kv_manager import KVManager
+from leafage.core.protocols import KV, SwapStore
+from leafage.core.reserved import ReservedKVManager
+from leafage.core.swap import RestoreCost, SwapSlots
+from leafage.errors import InvalidParameterError
+from leafage.hardware import Hardware
+from leafage.resources import available_memory
+
+if TYPE_CHECKING:
+    from leafage.kernels.program import Program
+
+GIB = 1 << 30
+KV_POOL_CEILING = 4 * GIB
+KV_POOL_SHARE = 0.4
+SWAP_SHARE = 0.25
+TRANSFER_SECONDS = 20e-6
+"""Overhead of moving one block, in Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes.
+
+    Attributes:
+        weight_bytes: memory of the weights.
+        kv_bytes: memory of the KV pool when all of it is in use.
+        kv_tokens: tokens it holds.
+        num_blocks, block_size: the same in blocks.
+        max_model_len: most tokens of one sequence.
+        context_length: tokens the model was trained for.
+        num_swap_slots: blocks of preempted requests that the swap space holds.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    context_length: int
+    num_swap_slots: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """K and V of a block, all layers."""
+        return self.kv_bytes // self.num_blocks
+
+    @property
+    def swap_bytes(self) -> int:
+        """Memory, or disk, of the swap space when all of it is in use."""
+        return self.num_swap_slots * self.block_bytes
+
+    @property
+    def num_largest_requests(self) -> int:
+        """How many requests of max_model_len tokens fit at once."""
+        return self.num_blocks // -(-self.max_model_len // self.block_size)
+
+
+def plan_memory(
+    config: EngineConfig, *, weight_bytes: int, kv_bytes_per_token: int, context_length: int
+) -> MemoryPlan:
+    """Size the KV pool and the longest sequence. Call it when the weights are in memory.
+
+    Raises:
+        InvalidParameterError: max_model_len is beyond the model's context or the pool, or the pool holds no
+            block.
+    """
+    bytes_per_block = kv_bytes_per_token * config.block_size
+    if config.kv_cache_tokens is not None:
+        pool = -(-config.kv_cache_tokens // config.block_size) * bytes_per_block
+    elif config.kv_cache_bytes is not None:
+        pool = config.kv_cache_bytes
+    else:
+        pool = min(KV_POOL_CEILING, int(KV_POOL_SHARE * available_memory()))
+    num_blocks = pool // bytes_per_block
+    if num_blocks < 1:
+        raise InvalidParameterError(
+            f"the KV pool does not hold one block of {config.block_size} tokens",
+            value=pool,
+            limit=f"at least {bytes_per_block} bytes",
+            remedy="raise kv_cache_bytes, or free memory",
+        )
+    kv_tokens = num_blocks * config.block_size
+    max_model_len = config.max_model_len
+    if max_model_len is None:
+        max_model_len = min(context_length, kv_tokens)
+    elif max_model_len > context_length:
+        raise InvalidParameterError(
+            "max_model_len is beyond the model's context",
+            value=max_model_len,
+            limit=context_length,
+            remedy="lower max_model_len: the model was not trained for longer texts",
+        )
+    elif max_model_len > kv_tokens:
+        raise InvalidParameterError(
+            "max_model_len does not fit into the KV pool",
+            value=max_model_len,
+            limit=f"{kv_tokens} tokens",
+            remedy=f"lower max_model_len or raise kv_cache_tokens to {max_model_len}",
+        )
+    swap_bytes = config.swap_bytes
+    if swap_bytes is None:
+        swap_bytes = 0 if config.preemption == "recompute" else int(SWAP_SHARE * num_blocks * bytes_per_block)
+    return MemoryPlan(
+        weight_bytes=weight_bytes,
+        kv_bytes=num_blocks * bytes_per_block,
+        kv_tokens=kv_tokens,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        context_length=context_length,
+        num_swap_slots=swap_bytes // bytes_per_block if config.kv == "paged" else 0,
+    )
+
+
+def kv_manager(config: EngineConfig, plan: MemoryPlan) -> KV:
+    """The bookkeeping of the KV cache, as configured."""
+    if config.kv == "paged":
+        return KVManager(
+            plan.num_blocks,
+            plan.block_size,
+            config.prefix_index,
+            swap_space=SwapSlots(plan.num_swap_slots),
+        )
+    _, reservation, *buddy = config.kv.split("-")
+    return ReservedKVManager(
+        plan.num_blocks,
+        plan.block_size,
+        reservation,
+        max_model_len=plan.max_model_len,
+        allocator="buddy" if buddy else "first-fit",
+    )
+
+
+def swap_store(config: EngineConfig, plan: MemoryPlan, block_bytes: int) -> SwapStore:
+    """The data of the swap space, in memory or in the file that the configuration names.
+
+    Raises:
+        InvalidParameterError: the file cannot be made.
+    """
+    from leafage.tier.swap_store import FileSwapStore, HostSwapStore
+
+    if config.swap_path is None:
+        return HostSwapStore(plan.num_swap_slots, block_bytes)
+    return FileSwapStore(config.swap_path, plan.num_swap_slots, block_bytes)
+
+
+def restore_cost(
+    hardware: Hardware, program: Program, plan: MemoryPlan, *, num_threads: int, in_file: bool
+) -> RestoreCost:
+    """What `preemption = auto` compares, for this model on this hardware."""
+    from leafage.kernels.program import Kind
+
+    body = program.ops[: program.head_start]
+    weights = sum(w.rows * w.cols for op in body if op.kind is not Kind.EMBED for w in op.weights)
+    attention = [op.params for op in body if op.kind is Kind.ATTENTION]
+    flops = sum(4 * p["num_heads"] * program.kv.head_dim for p in attention)
+    bandwidth = hardware.file_bytes if in_file else hardware.copy_bytes
+    return RestoreCost(
+        per_block=2 * plan.block_bytes / bandwidth,
+        per_transfer=TRANSFER_SECONDS,
+        per_token=2 * weights / (hardware.ops * num_threads),
+        per_pair=flops / (hardware.attention_flops * num_threads),
+    )

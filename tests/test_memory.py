@@ -1,0 +1,121 @@
+"""Where the memory goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leafage import memory
+from leafage.build import load_assets
+from leafage.config import EngineConfig
+from leafage.core.arena import Buddy, FirstFit
+from leafage.core.kv_manager import KVManager
+from leafage.core.reserved import ReservedKVManager
+from leafage.core.swap import RestoreCost
+from leafage.errors import InvalidParameterError
+from leafage.hardware import Hardware
+from leafage.memory import MemoryPlan, kv_manager, plan_memory, restore_cost, swap_store
+from leafage.tier.swap_store import FileSwapStore, HostSwapStore
+
+MIB = 1 << 20
+KV = 1024  # bytes per token in the plans below
+
+
+def plan(context: int = 2048, **settings: Any) -> MemoryPlan:
+    return plan_memory(
+        EngineConfig(**settings), weight_bytes=7, kv_bytes_per_token=KV, context_length=context
+    )
+
+
+@pytest.fixture
+def memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 100 * MIB)
+
+
+def test_the_default_pool_is_40_percent_of_what_is_left(memory_left: None) -> None:
+    p = plan()
+    assert p.kv_tokens == 40 * MIB // KV // 16 * 16
+    assert p.kv_bytes == p.kv_tokens * KV == p.num_blocks * 16 * KV
+    assert (p.max_model_len, p.weight_bytes) == (2048, 7)
+    assert p.num_largest_requests == 20
+
+
+def test_the_default_pool_is_4_gib_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 1 << 40)
+    assert plan().kv_bytes == 4 << 30
+
+
+def test_a_pool_in_tokens_is_rounded_up_to_blocks() -> None:
+    p = plan(kv_cache_tokens=100)
+    assert (p.kv_tokens, p.num_blocks) == (112, 7)
+    assert p.max_model_len == 112  # the pool is smaller than the model's context
+
+
+def test_a_pool_in_bytes_is_a_ceiling() -> None:
+    assert plan(kv_cache_bytes=33 * KV).kv_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"kv_cache_bytes": 100},
+            r"does not hold one block of 16 tokens; got 100; limit: at least 16384 bytes",
+        ),
+        ({"max_model_len": 4096}, r"beyond the model's context; got 4096; limit: 2048"),
+        (
+            {"max_model_len": 200, "kv_cache_tokens": 100},
+            r"got 200; limit: 112 tokens.*kv_cache_tokens to 200",
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        plan(**settings)
+
+
+@pytest.mark.parametrize("kv", ["paged", "reserved-max", "reserved-oracle-buddy"])
+def test_how_sequences_get_their_kv_cache(kv: str) -> None:
+    manager = kv_manager(EngineConfig(kv=kv), plan(kv_cache_tokens=512, kv=kv, max_model_len=100))
+    assert isinstance(manager, KVManager if kv == "paged" else ReservedKVManager)
+    assert manager.num_blocks == 32
+    if isinstance(manager, ReservedKVManager):
+        assert manager.max_model_len == 100
+        assert isinstance(manager._arena, Buddy if kv.endswith("buddy") else FirstFit)
+
+
+def test_the_swap_space_is_a_quarter_of_the_pool_unless_it_is_set() -> None:
+    assert plan(kv_cache_tokens=1600).num_swap_slots == 25
+    assert plan(kv_cache_tokens=1600, swap_bytes=3 * 16 * KV + 5).num_swap_slots == 3
+    assert plan(kv_cache_tokens=1600, swap_bytes=0).num_swap_slots == 0
+    assert plan(kv_cache_tokens=1600, preemption="recompute").num_swap_slots == 0
+    assert plan(kv_cache_tokens=1600, kv="reserved-oracle").num_swap_slots == 0
+
+
+def test_swap_space_is_in_memory_or_in_the_named_file(tmp_path: Any) -> None:
+    p = plan(kv_cache_tokens=1600)
+    assert isinstance(swap_store(EngineConfig(), p, p.block_bytes), HostSwapStore)
+    in_file = swap_store(EngineConfig(swap_path=str(tmp_path / "swap")), p, p.block_bytes)
+    assert isinstance(in_file, FileSwapStore)
+    in_file.close()
+
+
+@pytest.mark.real_model
+def test_moving_is_cheaper_than_computing_unless_the_disk_is_slow(smollm2_path: Path) -> None:
+    program = load_assets(EngineConfig(model=str(smollm2_path))).model.program
+    p = plan_memory(
+        EngineConfig(kv_cache_tokens=1600),
+        weight_bytes=0,
+        kv_bytes_per_token=program.kv.bytes_per_token("bfloat16"),
+        context_length=2048,
+    )
+
+    def cost(**speeds: float) -> RestoreCost:
+        numbers = {"ops": 1.9e11, "attention_flops": 1.4e11, "copy_bytes": 6e9, "file_bytes": 1e9}
+        return restore_cost(Hardware(**{**numbers, **speeds}), program, p, num_threads=2, in_file=True)
+
+    assert cost().swap(32) < cost().recompute(512)
+    assert cost(file_bytes=1e6).swap(32) > cost(file_bytes=1e6).recompute(512)
+    assert cost().per_token == pytest.approx(2 * 106.2e6 / 3.8e11, rel=0.01)
