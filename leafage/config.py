@@ -82,7 +82,7 @@ class EngineConfig:
         "buddy allocator puts it",
     )
     watermark: float = _setting(
-        0.01, "share of the KV pool that stays free when a request is admitted while others run"
+        0.02, "share of the KV pool that stays free when a request is admitted while others run"
     )
     preemption: str = _setting(
         "auto",

@@ -7,12 +7,13 @@ can tell.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from leafage.core import admission, kv_manager
+from leafage.core.admission import Admission
 from leafage.core.block_pool import BlockPool
 from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
@@ -20,12 +21,13 @@ from leafage.core.hash_chain import HashChain
 from leafage.core.kv_manager import KVManager
 from leafage.core.prefix_index import Key, Node, NodeIndex
 from leafage.core.radix_tree import RadixTree, common_run
-from leafage.core.request import Request, Sequence
+from leafage.core.request import Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
+from leafage.core.swap import Swap
 from tests.core.world import Rates, World
 
 NUM_WORLDS = 150
-RATES = Rates(fail=0.03)
+RATES = Rates(fail=0.03, swap=0.3)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -233,6 +235,61 @@ def free_block_handed_out_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "take", bad)
 
 
+def wrong_swap_mapping(patch: pytest.MonkeyPatch) -> None:
+    """The blocks of a swapped gang come back in another order."""
+    out = Swap.out
+
+    def bad(self: Swap, request: Request) -> bool:
+        moved = out(self, request)
+        for seq in request.live:
+            seq.swap_slots = seq.swap_slots[::-1]
+        return moved
+
+    patch.setattr(Swap, "out", bad)
+
+
+def lost_transfer_is_trusted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Swap, "_lose", lambda self, sequences: None)
+
+
+def swap_slots_leak(patch: pytest.MonkeyPatch) -> None:
+    """An aborted request keeps its slots."""
+
+    def bad(self: Swap, members: Iterable[Sequence]) -> None:
+        for seq in members:
+            seq.swap_slots = []
+
+    patch.setattr(Swap, "drop", bad)
+
+
+def resume_order(patch: pytest.MonkeyPatch) -> None:
+    """A preempted request goes behind those that wait already."""
+
+    def bad(self: Roster, request: Request) -> None:
+        self.running.remove(request)
+        request.status = RequestStatus.PREEMPTED
+        self.num_seqs -= request.params.num_sequences
+        self._preempted.append(request)
+        self.waiting.append(request)
+
+    patch.setattr(Roster, "stop", bad)
+
+
+def heir_of_another_beam(patch: pytest.MonkeyPatch) -> None:
+    """The blocks of a forked beam are those of its gang's first."""
+    fork = Admission.fork
+
+    def bad(self: Admission, request: Request, parent: Sequence) -> Sequence:
+        return fork(self, request, request.sequences[0])
+
+    patch.setattr(Admission, "fork", bad)
+
+
+def beams_out_of_step(patch: pytest.MonkeyPatch) -> None:
+    """A resumed beam draws before the others have got so far."""
+    patch.setattr(Request, "end_of", lambda self, seq: len(seq.tokens))
+
+
 BY_CHECK: list[Plant] = [
     fork_without_count,
     lost_count,
@@ -255,6 +312,12 @@ BY_CHECK: list[Plant] = [
     preempted_request_is_lost,
     follower_runs_ahead,
     free_block_handed_out_twice,
+    wrong_swap_mapping,
+    lost_transfer_is_trusted,
+    swap_slots_leak,
+    resume_order,
+    heir_of_another_beam,
+    beams_out_of_step,
 ]
 BY_ANSWERS: list[Plant] = [
     fork_without_count,
@@ -269,6 +332,9 @@ BY_ANSWERS: list[Plant] = [
     bad_row_stays_published,
     a_hash_is_taken_for_a_prefix,
     follower_runs_ahead,
+    wrong_swap_mapping,
+    lost_transfer_is_trusted,
+    heir_of_another_beam,
 ]
 
 
