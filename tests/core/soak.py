@@ -6,7 +6,12 @@ import argparse
 import random
 import time
 
+from leafage.core.arena import ARENAS
+from leafage.core.reserved import RESERVATIONS
 from tests.core.world import World
+
+RESERVED = [{"reservation": kind, "allocator": arena} for kind in RESERVATIONS for arena in ARENAS]
+"""A quarter of the worlds reserve their memory."""
 
 
 def soak(num_steps: int, seed: int, *, steps_per_world: int = 250) -> dict[str, int]:
@@ -21,14 +26,16 @@ def soak(num_steps: int, seed: int, *, steps_per_world: int = 250) -> dict[str, 
         "copies": 0,
         "evictions": 0,
         "swaps": 0,
+        "reserved": 0,
     }
     while totals["steps"] < num_steps:
         world_seed = rng.getrandbits(64)
-        world = World(random.Random(world_seed))
+        options = RESERVED[world_seed % 24] if world_seed % 24 < len(RESERVED) else {}
+        world = World(random.Random(world_seed), **options)
         try:
             world.run(min(steps_per_world, num_steps - totals["steps"]))
         except BaseException:
-            print(f"World(random.Random({world_seed})).run({steps_per_world}) failed")
+            print(f"World(random.Random({world_seed}), **{options}).run({steps_per_world}) failed")
             raise
         counters = world.loop.scheduler.counters
         totals["steps"] += counters.steps
@@ -39,6 +46,7 @@ def soak(num_steps: int, seed: int, *, steps_per_world: int = 250) -> dict[str, 
         totals["copies"] += world.loop.kv.counters.copied_blocks
         totals["evictions"] += world.loop.kv.counters.evicted_blocks
         totals["swaps"] += counters.swap_ins
+        totals["reserved"] += world.num_done if options else 0
     return totals
 
 

@@ -25,7 +25,7 @@ def test_random_worlds_end_undisturbed(seed: int) -> None:
 def test_soak_of_ten_thousand_steps() -> None:
     totals = soak(10_000, seed=1)
     assert totals["steps"] >= 10_000
-    for event in ("answers", "preemptions", "prefix_hits", "copies", "evictions"):
+    for event in ("answers", "preemptions", "prefix_hits", "copies", "evictions", "reserved"):
         assert totals[event] > 20, f"the soak saw {totals[event]} {event}: too few to prove anything"
 
 
