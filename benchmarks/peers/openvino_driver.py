@@ -20,6 +20,7 @@ CACHE_GB = 4
 KV_BLOCK = 32  # tokens, on a CPU
 CACHING = ("W4", "W4cached", "W5", "W7")
 BATCHED_TOKENS = 256  # most tokens of a step
+NEVER = (1 << 31) - 1  # no token has this id
 WARM_UP = protocol.Request("warm-up", [list(range(1000, 1300))] * 4, [8] * 4)
 
 
@@ -125,6 +126,7 @@ def _config(request: protocol.Request, number: int) -> Any:
     config.num_return_sequences = max(request.n, request.beam_width)
     if request.beam_width > 1:
         config.num_beams = request.beam_width
+        config.set_eos_token_id(NEVER)  # beams end with it, whatever `ignore_eos` says
     return config
 
 
