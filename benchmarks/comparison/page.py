@@ -50,11 +50,11 @@ def _machine(compare: dict[str, Any]) -> str:
 
 
 def _again(again: dict[str, Any]) -> str:
-    """Which rows were measured later than the others."""
+    """Which rows are of a later run than the others."""
     load = again["load"]
     return (
-        f"Measured again at {again['date'][11:16]} UTC (load {load['before']:.2f}), as the machine had been "
-        f"disturbed: {', '.join(again['groups'])}."
+        f"Of a later run, at {again['date'][11:16]} UTC (load {load['before']:.2f}): "
+        f"{', '.join(again['groups'])}."
     )
 
 
