@@ -2,7 +2,7 @@
 oracle in the tests, and the engine's `compute="float32"`.
 
 All activations are float32 [rows, width]. A row's result is the same bits whatever else is in the batch and
-however its sequence was cut into steps: matrix products always have `tile_rows()` rows (padded), attention
+however its sequence was cut into steps: matrix products always have `tile_rows` rows (padded), attention
 walks partitions of 256 keys at absolute positions and merges them in order.
 """
 
@@ -24,15 +24,20 @@ PARTITION = 256
 """Keys of one attention partition; partition i holds the positions from i * PARTITION on."""
 
 
-@lru_cache(maxsize=1)
-def tile_rows() -> int:
-    """Rows of every matrix product: the largest number at which this BLAS gives a row the same bits wherever
-    it stands in the tile. BLAS uses other code, with other rounding, for other numbers of rows, and some
-    libraries do so for the rows at the end of one product too; so this is tried, once per process. Another
-    number of BLAS threads may give other bits (OpenBLAS: with its AVX2 kernels, not with AVX-512 ones)."""
+MAX_ATTENTION_TILE = 4
+"""Most rows of attention's products: a decode step has one per query head of a group, the rest is padding."""
+
+
+@lru_cache(maxsize=2)
+def tile_rows(most: int = 32) -> int:
+    """Rows of every matrix product: the largest number, up to `most`, at which this BLAS gives a row the same
+    bits wherever it stands in the tile. BLAS uses other code, with other rounding, for other numbers of rows,
+    and some libraries do so for the rows at the end of one product too; so this is tried, once per process.
+    Another number of BLAS threads may give other bits (OpenBLAS: with its AVX2 kernels, not with AVX-512
+    ones)."""
     rng = np.random.default_rng(0)
     for rows in (32, 8, 4):
-        same = True
+        same = rows <= most
         for width, cols in ((256, 64), (64, 256), (37, 91), (576, 640)):
             x = rng.standard_normal((1, cols), np.float32).repeat(rows, axis=0)
             out = np.matmul(x, rng.standard_normal((width, cols), np.float32).T)
@@ -183,7 +188,7 @@ def _attention_of_item(
     group = num_heads // num_kv_heads
     end = start + num_rows
     # Rows of one K/V head: all query heads of its group for the first position, then for the next one, ...
-    tile = tile_rows()
+    tile = tile_rows(MAX_ATTENTION_TILE)
     tiles = -(-num_rows * group // tile)
     queries = np.zeros((num_kv_heads, tiles * tile, head_dim), np.float32)
     queries[:, : num_rows * group].reshape(num_kv_heads, num_rows, group, head_dim)[...] = q.reshape(

@@ -114,7 +114,7 @@ def test_r4_3_beams_share_blocks(width: int, bound: float) -> None:
     assert bound - 0.1 <= sum(savings) / len(savings) <= bound
 
 
-def test_beams_mix_with_ordinary_and_parallel_requests_in_one_batch() -> None:
+def test_r4_6_beams_mix_with_ordinary_and_parallel_requests_in_one_batch() -> None:
     loop = Loop(400, 4)
     together = []
     loop.executor.before_execute = lambda batch: together.append({item.request_id for item in batch.items})
