@@ -191,6 +191,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         stop_check=stop_check,
+        policy=config.policy,
         watermark=int(config.watermark * plan.num_blocks),
         preemption=config.preemption,
         restore_cost=restore_cost(

@@ -15,6 +15,8 @@ _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
     "cache_type_v": "kv_cache_dtype",
     "enable_prefix_caching": "prefix_index",
     "prefix_cache": "prefix_index",
+    "scheduling_policy": "policy",
+    "schedule_policy": "policy",
     "gpu_memory_utilization": "kv_cache_bytes",
     "kv_cache_memory_bytes": "kv_cache_bytes",
     "dtype": "compute",
@@ -29,6 +31,7 @@ _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
 }
 
 
+_POLICIES = ("fcfs", "first_fit", "longest_prefix", "depth_first", "shortest_prompt", "fair")
 _RESERVED = ("reserved-max", "reserved-pow2", "reserved-oracle")
 _KV = ("paged", *_RESERVED, *(f"{reserved}-buddy" for reserved in _RESERVED))
 
@@ -68,6 +71,13 @@ class EngineConfig:
     )
     max_num_seqs: int = _setting(256, "most sequences computed in one step")
     max_num_batched_tokens: int = _setting(512, "token budget: most tokens computed in one step")
+    policy: str = _setting(
+        "fcfs",
+        "which waiting request is admitted next, among those of the highest priority: 'fcfs' (the oldest), "
+        "'first_fit' (the oldest that fits into the KV cache), 'longest_prefix' (most of it is cached), "
+        "'depth_first' (prompts with a common prefix together), 'shortest_prompt', or 'fair' (the tenant "
+        "that was served least)",
+    )
     prefix_index: str = _setting(
         "radix",
         "how the K/V of common prefixes is found and shared between requests: 'radix' (to the token), "
@@ -123,6 +133,7 @@ class EngineConfig:
         for name in ("seed", "swap_bytes"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), low=0)
+        _check_choice("policy", self.policy, _POLICIES)
         _check_choice("preemption", self.preemption, ("auto", "swap", "recompute"))
         _check_share("watermark", self.watermark)
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from leafage.config import EngineConfig
+from leafage.core.kv_manager import INDEXES
+from leafage.core.policy import POLICIES
 from leafage.errors import InvalidParameterError
 
 
 def test_every_field_says_what_it_does() -> None:
-    assert len(fields(EngineConfig)) <= 20
+    assert len(fields(EngineConfig)) <= 21
     for field in fields(EngineConfig):
         assert field.metadata.get("help"), field.name
 
@@ -36,6 +38,8 @@ def test_every_field_says_what_it_does() -> None:
         ({"prefix_index": "trie"}, "unknown prefix_index; got 'trie'; limit: radix or hash_chain or none"),
         ({"kv": "reserved"}, "unknown kv; got 'reserved'; limit: paged or reserved-max or .*oracle-buddy"),
         ({"max_seqs": 3}, "did you mean max_num_seqs"),
+        ({"policy": "sjf"}, "unknown policy; got 'sjf'; limit: fcfs or first_fit or"),
+        ({"scheduling_policy": "priority"}, "did you mean policy"),
         ({"enable_prefix_caching": True}, "did you mean prefix_index"),
         ({"prefix_cache": False}, "did you mean prefix_index"),
         ({"gpu_memory_utilization": 0.9}, "kv_cache_bytes"),
@@ -50,3 +54,13 @@ def test_frozen() -> None:
     config = EngineConfig.from_kwargs(model="x", threads=2)
     with pytest.raises(FrozenInstanceError):
         config.threads = 3  # type: ignore[misc]
+
+
+def test_its_choices_are_those_that_the_core_has() -> None:
+    for name in POLICIES:
+        EngineConfig(policy=name)
+    for name in INDEXES:
+        EngineConfig(prefix_index=name)
+    for field, names in (("policy", POLICIES), ("prefix_index", INDEXES)):
+        with pytest.raises(InvalidParameterError, match=" or ".join(names)):
+            EngineConfig.from_kwargs(**{field: "other"})

@@ -92,6 +92,8 @@ def test_position_in_the_batch_changes_nothing(llm: LLM, witness: Witness, alone
         {"block_size": 64},
         {"prefix_index": "none"},
         {"prefix_index": "hash_chain"},
+        {"policy": "longest_prefix", "max_num_seqs": 3},
+        {"policy": "fair", "max_num_seqs": 3},
         {"kv": "reserved-max", "max_model_len": 300},
         {"kv": "reserved-pow2-buddy"},
         {"kv": "reserved-oracle"},

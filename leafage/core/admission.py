@@ -16,6 +16,8 @@ from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError, RequestTooLargeError
 
 PREEMPTIONS = ("auto", "swap", "recompute")
+MAX_TRIES = 8
+"""Under a policy that skips: how many waiting requests that do not fit are tried in a step."""
 MAX_PREEMPTIONS = 4
 """B: a gang preempted this often is not a victim for its own priority again."""
 
@@ -123,6 +125,7 @@ class Admission:
         kv: the blocks.
         roster: the unfinished requests.
         counters: of the scheduler.
+        max_num_seqs: sequences that may run at once.
         watermark: blocks kept available at admission while anything runs.
         max_preemptions: B above.
         preemption: how a victim's K/V comes back: `recompute`, `swap`, or `auto`, the cheaper of both. What
@@ -139,6 +142,7 @@ class Admission:
         roster: Roster,
         counters: SchedulerCounters,
         *,
+        max_num_seqs: int,
         watermark: int,
         max_preemptions: int,
         preemption: str,
@@ -155,25 +159,86 @@ class Admission:
         self.kv = kv
         self.roster = roster
         self.counters = counters
+        self.max_num_seqs = max_num_seqs
         self.watermark = watermark
         self.max_preemptions = max_preemptions
         self._next_seq_id = 0
         self.released: list[int] = []
         """seq_ids whose per-sequence state the executor may drop."""
 
-    def admit(self, request: Request, step: int) -> bool:
-        """Attach the cached prefix, get blocks for the rest and run; False if it does not fit.
+    def admit_next(self, step: int) -> Request | None:
+        """Admit the next waiting request in the policy's order.
+
+        When it does not fit, nobody gets in; under a policy that skips, a few behind it are tried, unless it
+        was passed too often.
+        """
+        roster, policy = self.roster, self.roster.policy
+        if roster.num_seqs >= self.max_num_seqs:
+            return None
+        tries = MAX_TRIES if policy.skips_blocked else 1
+        for request in policy.order(roster.waiting):
+            if roster.blocked(request):
+                continue
+            if self.admit(request, step):
+                return request
+            tries -= 1
+            if tries == 0 or request.passed >= policy.max_passes:
+                break
+        return None
+
+    def make_way(self, step: int, budget: int) -> None:
+        """Admit waiting requests of a higher class than some that run, at their expense if need be.
+
+        To be called before anything is listed, so that all that runs of lower classes can be a victim.
+
+        Args:
+            budget: tokens of the step; nobody is admitted who could not get one.
+        """
+        roster = self.roster
+        while budget > 0 and roster.waiting and roster.running:
+            if roster.waiting[0].priority >= roster.running[-1].priority:
+                break
+            order = roster.policy.order(roster.waiting)
+            request = next(request for request in order if not roster.blocked(request))
+            if not self.admit(request, step) and not self._replace_lower(request, step):
+                break
+            budget -= sum(len(seq.tokens) - seq.num_computed for seq in request.live)
+
+    def _replace_lower(self, request: Request, step: int) -> bool:
+        """Admit a request by preempting gangs of lower classes, latest first. False, and nothing happens, if
+        that would not help."""
+        running = self.roster.running
+        lower = [gang for gang in running if gang.priority > request.priority]
+        higher = running[: len(running) - len(lower)]
+        num_seqs = sum(gang.params.num_sequences for gang in [*higher, request])
+        if num_seqs > self.max_num_seqs or not self.kv.fits_without(
+            lower, request, *self._terms(request, higher)
+        ):
+            return False
+        for victim in reversed(lower):
+            self._preempt(victim)
+            if self.admit(request, step):
+                return True
+        raise AssertionError(f"{request.request_id} was to fit and does not")
+
+    def _terms(self, request: Request, running: list[Request]) -> tuple[int | None, int]:
+        """How many cached tokens a request may attach, and how many blocks must stay available.
 
         A gang preempted too often gets in only when it and all that run could finish without another
         preemption, at worst.
         """
-        running = self.roster.running
         watermark = self.watermark if running else 0
         if running and request.num_preemptions >= self.max_preemptions:
             watermark += sum(growth_left(gang, self.kv) for gang in [*running, request])
         logprobs = request.params.prompt_logprobs is not None  # cached positions have none
-        limit = request.num_prompt_logprobs if logprobs else None
+        return request.num_prompt_logprobs if logprobs else None, watermark
+
+    def admit(self, request: Request, step: int) -> bool:
+        """Attach the cached prefix, get blocks for the rest and run; False if it does not fit."""
+        if self.roster.num_seqs + request.params.num_sequences > self.max_num_seqs:
+            return False
         request.leader = request.live[0]
+        limit, watermark = self._terms(request, self.roster.running)
         swapped = request.swapped
         if swapped:
             fits = self.kv.swap_in(request, watermark)
@@ -192,7 +257,7 @@ class Admission:
                 self.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
         else:
             request.num_cached = request.sequences[0].num_computed
-            if not logprobs:
+            if request.params.prompt_logprobs is None:
                 note_miss(self.kv, request)
         return True
 
@@ -200,14 +265,17 @@ class Admission:
         """Preempt later gangs until all members can grow; the gang itself when none is left: then False."""
         while not self.kv.can_grow(members):
             victim = victim_for(request, self.roster.running, step, self.max_preemptions)
-            self.counters.preemptions += 1
-            victim.num_preemptions += 1
-            if self._swaps(victim) and self.kv.swap.out(victim):
-                self.counters.swap_outs += 1
-            self._requeue(victim)
+            self._preempt(victim)
             if victim is request:
                 return False
         return True
+
+    def _preempt(self, request: Request) -> None:
+        self.counters.preemptions += 1
+        request.num_preemptions += 1
+        if self._swaps(request) and self.kv.swap.out(request):
+            self.counters.swap_outs += 1
+        self._requeue(request)
 
     def restart(self, request: Request) -> None:
         """Let a request wait that was not preempted: what it attached in this step was never computed."""

@@ -27,7 +27,7 @@ class HashChain(NodeIndex):
         self._table: dict[int, Node] = {}
         self._hash_function = hash
 
-    def _hash(self, value: str | tuple[int, Key]) -> int:
+    def hash_of(self, value: str | tuple[int, Key]) -> int:
         return self._hash_function(value)
 
     # -- finding ---------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class HashChain(NodeIndex):
             node: Node | None = first
             while node is not None:
                 assert node.hash == path_hash and node.number not in found
-                assert node.parent is not None and node.hash == self._hash((node.parent.hash, node.key))
+                assert node.parent is not None and node.hash == self.hash_of((node.parent.hash, node.key))
                 assert len(node.key) == self.block_size and self.child(node.parent, node.key) is node
                 found[node.number] = node
                 node = node.twin

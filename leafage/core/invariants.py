@@ -53,6 +53,8 @@ def check_kv(kv: KVManager) -> None:
     pending = [node for node in kv.index.nodes() if node.pending]
     if not kv.store.in_step:
         assert not pending and not kv.copies, "a node is pending or a copy listed between steps"
+    if kv.index.watch is not None:
+        kv.index.watch.check()
     sources = {copy.src for copy in kv.copies}
     targets = [copy.dst for copy in kv.copies]
     assert len(set(targets)) == len(targets) and not sources & set(targets), "copies overlap"

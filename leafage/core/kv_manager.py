@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 
 from leafage.core.batch import Copy
 from leafage.core.block_pool import BlockPool
 from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
 from leafage.core.counters import KVCounters
+from leafage.core.fitting import room_for, room_without
 from leafage.core.hash_chain import HashChain
 from leafage.core.invariants import check_kv
 from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
@@ -40,14 +40,6 @@ INDEXES: dict[str, Callable[[int], PrefixIndex]] = {
     "hash_chain": HashChain,
     "none": NoIndex,
 }
-
-
-@dataclass(slots=True)
-class _Match:
-    """What the cache holds of a sequence: whole blocks, then the head of one more, to be copied."""
-
-    nodes: list[Node] = field(default_factory=list)
-    partial: tuple[Node, int] | None = None
 
 
 class KVManager:
@@ -97,7 +89,7 @@ class KVManager:
         self.index = prefix_index
         self.store = BlockStore(BlockPool(num_blocks, block_order), prefix_index)
         self.swap = Swap(block_size, swap_space or SwapSlots(0))
-        self._claims = Claims(block_size)
+        self.claims = Claims(block_size)
         self.duplicates = Duplicates(block_size) if isinstance(prefix_index, NoIndex) else None
         self._attached: dict[int, Sequence] = {}
         self._touched: dict[int, Sequence] = {}  # rely on what the current step computes or copies
@@ -138,7 +130,7 @@ class KVManager:
 
     def claimants(self) -> Iterable[Sequence]:
         """The sequences for whose next block others may wait."""
-        return self._claims.holders()
+        return self.claims.holders()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -216,14 +208,7 @@ class KVManager:
         members = request.live
         leader = members[0]
         shared = leader.num_prompt_tokens // self.block_size if len(members) > 1 else 0
-        matches = [self._match(seq, limit) for seq in members]
-        need = self._first_fork_copies(request)
-        idle: set[int] = set()
-        for seq, match in zip(members, matches, strict=True):
-            own = len(match.nodes) if seq is leader else max(shared, len(match.nodes))
-            need += self.blocks_for(len(seq.tokens)) - own
-            idle.update(node.block for node in match.nodes if node.stamp is not None)
-        room = self.num_available - len(idle) - watermark - need
+        matches, room = room_for(self, request, limit, watermark)
         if room < 0:
             return False
         partial = matches[0].partial
@@ -247,25 +232,11 @@ class KVManager:
         """The same for a gang that was swapped out, see `Swap.take_in`."""
         return self.swap.take_in(self, request, watermark)
 
-    def _first_fork_copies(self, request: Request) -> int:
-        """Copies of the prompt's last, partly filled block that the first fork will make."""
-        if len(request.sequences) > 1 or len(request.prompt_token_ids) % self.block_size == 0:
-            return 0
-        return request.params.num_sequences - 1
-
-    def _match(self, seq: Sequence, limit: int | None) -> _Match:
-        size = self.block_size
-        tokens = seq.tokens
-        limit = len(tokens) if limit is None else min(limit, len(tokens))
-        nodes = self.index.match(seq.cache_salt, tokens, limit)
-        start = len(nodes) * size
-        end = min(start + size, limit, len(tokens) - 1)  # the last token always runs: its logits are needed
-        if end <= start:
-            return _Match(nodes)
-        node = nodes[-1] if nodes else self.index.root(seq.cache_salt)
-        if self._claims.held_by_earlier(seq, node, start):
-            return _Match(nodes)  # someone is computing that block: wait for it instead of copying a part
-        return _Match(nodes, self.index.longest_run(node, tuple(tokens[start:end])))
+    def fits_without(
+        self, others: list[Request], request: Request, limit: int | None, watermark: int
+    ) -> bool:
+        """Whether a request would get in if `others` had released all they hold."""
+        return room_without(self, others, request, limit, watermark) >= 0
 
     def complete(self, seq: Sequence, nodes: list[Node], head: list[int]) -> None:
         """Fill the table behind the matched blocks: from the leader's head, then with fresh ones."""
@@ -348,7 +319,7 @@ class KVManager:
         """Whether an earlier gang is just computing the block that `seq` would compute next."""
         if seq.num_computed != seq.num_published * self.block_size:
             return False
-        return self._claims.held_by_earlier(seq, self.node_of(seq), seq.num_computed)
+        return self.claims.held_by_earlier(seq, self.node_of(seq), seq.num_computed)
 
     def knows_next(self, seq: Sequence) -> bool:
         """Whether the index has the next full block behind what `seq` published."""
@@ -358,10 +329,10 @@ class KVManager:
 
     def claim(self, seq: Sequence, end: int) -> None:
         """`seq` stops at `end` in this step: let later gangs wait for the block it computes next."""
-        self._claims.drop(seq)
+        self.claims.drop(seq)
         start = end // self.block_size * self.block_size
         if seq.num_published * self.block_size == start:
-            self._claims.take(seq, self.node_of(seq), start)
+            self.claims.take(seq, self.node_of(seq), start)
 
     # -- grow, fork, publish, release --------------------------------------------------------------
 
@@ -452,7 +423,7 @@ class KVManager:
         Args:
             keep_tail: hang the last, partly filled block in the index as well (a finished sequence).
         """
-        self._claims.drop(seq)
+        self.claims.drop(seq)
         if keep_tail:
             self._hang_tail(seq)
         for block in reversed(seq.block_table):

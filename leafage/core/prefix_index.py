@@ -7,6 +7,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leafage.core.prefix_watch import PrefixWatch
 
 Key = tuple[int, ...]
 Stamp = tuple[int, int, int]
@@ -86,6 +90,8 @@ class NodeIndex(ABC):
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.watch: PrefixWatch | None = None
+        """Told of the nodes that come and go."""
         self.num_idle = 0
         """Nodes that only the index holds: the evictable blocks."""
         self._roots: dict[str, Node] = {}
@@ -103,7 +109,7 @@ class NodeIndex(ABC):
         root = self._roots.get(salt)
         if root is None:
             self._number += 1
-            root = self._roots[salt] = Node((), -1, None, self._number, self._hash(salt))
+            root = self._roots[salt] = Node((), -1, None, self._number, self.hash_of(salt))
             self._salts[root.number] = salt
         return root
 
@@ -132,7 +138,7 @@ class NodeIndex(ABC):
         path_hash = node.hash
         end = start
         while self._evicted_count and end + size <= len(tokens):
-            path_hash = self._hash((path_hash, tuple(tokens[end : end + size])))
+            path_hash = self.hash_of((path_hash, tuple(tokens[end : end + size])))
             if path_hash not in self._evicted_count:
                 break
             end += size
@@ -150,7 +156,8 @@ class NodeIndex(ABC):
                     break
         return best
 
-    def _hash(self, value: str | tuple[int, Key]) -> int:
+    def hash_of(self, value: str | tuple[int, Key]) -> int:
+        """The path hash of a salt's root, or of a node: (hash of its parent, its tokens)."""
         return hash(value)
 
     # -- changing --------------------------------------------------------------------------------
@@ -171,10 +178,12 @@ class NodeIndex(ABC):
         """Hang a new child below `parent`. It counts as held until `set_idle`."""
         assert not parent.detached
         self._number += 1
-        node = Node(key, block, parent, self._number, self._hash((parent.hash, key)))
+        node = Node(key, block, parent, self._number, self.hash_of((parent.hash, key)))
         self._link(node)
         parent.num_children += 1
         self._nodes[node.number] = node
+        if self.watch is not None:
+            self.watch.inserted(node)
         return node
 
     def set_idle(self, node: Node, step: int) -> None:
@@ -211,6 +220,8 @@ class NodeIndex(ABC):
         del self._nodes[node.number]
         node.detached = True
         node.pending = False
+        if self.watch is not None:
+            self.watch.detached(node)
         if node.stamp is not None:
             node.stamp = None
             self.num_idle -= 1
@@ -272,6 +283,7 @@ class NoIndex:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.watch: PrefixWatch | None = None
 
     def nodes(self) -> Iterator[Node]:
         return iter(())
@@ -296,6 +308,9 @@ class NoIndex:
 
     def superseded(self, parent: Node, key: Key) -> Node | None:
         return None
+
+    def hash_of(self, value: str | tuple[int, Key]) -> int:
+        return 0
 
     def evicted_run(self, node: Node, tokens: Sequence[int], start: int) -> int:
         return 0

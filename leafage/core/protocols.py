@@ -11,6 +11,7 @@ from leafage.core.batch import Batch, Copy, StepOutput
 if TYPE_CHECKING:
     from leafage.core.counters import KVCounters
     from leafage.core.prefix_index import Key, Node
+    from leafage.core.prefix_watch import PrefixWatch
     from leafage.core.request import FinishReason, Request, Sequence
     from leafage.core.swap import Swap
     from leafage.core.usage import Usage
@@ -74,6 +75,9 @@ class PrefixIndex(Protocol):
     can be evicted leaves first. Implementations: RadixTree, HashChain, NoIndex.
     """
 
+    watch: PrefixWatch | None
+    """Told of the nodes that come and go."""
+
     @property
     def whole_blocks_only(self) -> bool:
         """Whether the head of a block that differs later is never found."""
@@ -91,6 +95,10 @@ class PrefixIndex(Protocol):
         ...
 
     def child(self, node: Node, key: Key) -> Node | None: ...
+    def hash_of(self, value: str | tuple[int, Key]) -> int:
+        """`Node.hash` of a salt's root, or of the node of (its parent's hash, its tokens)."""
+        ...
+
     def longest_run(self, node: Node, tokens: Key) -> tuple[Node, int] | None:
         """The computed child sharing the longest run (> 0) with `tokens`, if blocks can be shared in part."""
         ...
@@ -170,6 +178,9 @@ class KV(Protocol):
     def discard(self, seq: Sequence) -> list[Sequence]: ...
     def admit(self, request: Request, *, limit: int | None = None, watermark: int = 0) -> bool: ...
     def swap_in(self, request: Request, watermark: int) -> bool: ...
+    def fits_without(
+        self, others: list[Request], request: Request, limit: int | None, watermark: int
+    ) -> bool: ...
     def advance(self, seq: Sequence) -> int: ...
     def follow(self, seq: Sequence, leader: Sequence) -> bool: ...
     def must_yield(self, seq: Sequence) -> bool: ...

@@ -103,6 +103,7 @@ class Request:
         seed: key of all random draws of the request; sequence i draws with `derive(seed, i)`.
         sequences: the gang; one until the prompt is computed, then `params.num_sequences`. Running beams
             stand in the order of their score.
+        passed: how often a later one of its class was admitted while it waited.
         prefilling: some member has known tokens to compute besides its last one.
         visited: last step in which the scheduler gave it a turn.
         num_prompt_logprobs: prompt rows whose log-probabilities were delivered.
@@ -128,6 +129,7 @@ class Request:
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
+    passed: int = 0
     prefilling: bool = True
     visited: int = 0
     num_prompt_logprobs: int = 0

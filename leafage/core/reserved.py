@@ -8,7 +8,8 @@ the scheduler is the same too.
 What follows from it, and is asserted by `check()`:
 
 1. A sequence's blocks are consecutive and lie inside its run; runs are disjoint, and all else is free.
-2. Nothing grows beyond its run, which covers prompt and max_tokens. So nothing is preempted for memory.
+2. Nothing grows beyond its run, which covers prompt and max_tokens. So nothing is preempted, except by a
+   higher class.
 3. Nothing is shared: sequence i of a request gets a run of its own and a copy of the prompt's K/V, and there
    is no prefix cache.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 
 from leafage.core.arena import ARENAS, Arena
@@ -222,10 +224,7 @@ class ReservedKVManager:
             Whether it fits. Nothing changes when it does not.
         """
         members = request.live
-        searches = request.params.beam_width is not None
-        all_forked = len(request.sequences) > 1 and not searches
-        count = len(members) if all_forked else request.params.num_sequences
-        length = self._blocks(len(request.prompt_token_ids), request.max_tokens)
+        count, length = self._runs_for(request)
         if self._arena.rounded(length) * count + watermark > self.num_free:
             return False
         runs: list[_Run] = []
@@ -244,7 +243,7 @@ class ReservedKVManager:
             seq.block_table = list(range(run.start, run.start + blocks))
             self._attached[seq.seq_id] = seq
         self._num_members[request.request_id] = len(members)
-        if searches:
+        if request.params.beam_width is not None:
             self._beams.add(request.request_id)
         if runs:
             self._spare[request.request_id] = runs
@@ -253,6 +252,25 @@ class ReservedKVManager:
     def swap_in(self, request: Request, watermark: int) -> bool:
         """Nothing is ever swapped out."""
         return False
+
+    def fits_without(
+        self, others: list[Request], request: Request, limit: int | None, watermark: int
+    ) -> bool:
+        """Whether `admit` would succeed if `others` had released all they hold."""
+        arena = deepcopy(self._arena)
+        runs = [self._runs[seq.seq_id] for other in others for seq in other.live]
+        for run in runs + [run for other in others for run in self._spare.get(other.request_id, ())]:
+            arena.free(run.start, run.length)
+        count, length = self._runs_for(request)
+        if arena.rounded(length) * count + watermark > arena.num_free:
+            return False
+        return all(arena.allocate(length) is not None for _ in range(count))
+
+    def _runs_for(self, request: Request) -> tuple[int, int]:
+        """How many runs a request reserves, and how many blocks each has."""
+        all_forked = len(request.sequences) > 1 and request.params.beam_width is None
+        count = len(request.live) if all_forked else request.params.num_sequences
+        return count, self._blocks(len(request.prompt_token_ids), request.max_tokens)
 
     def _blocks(self, num_prompt: int, max_tokens: int) -> int:
         """Blocks that a sequence reserves."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from itertools import islice
 
+from leafage.core.policy import Policy
 from leafage.core.request import Request, RequestStatus
 
 
@@ -16,10 +18,12 @@ def rank(request: Request) -> tuple[int, int]:
 class Roster:
     """Every unfinished request is in exactly one of two lists, `waiting` or `running`, both sorted by rank.
 
-    A running gang counts as all its sequences from admission to its end, forked or not.
+    The policy is told who waits, and each request counts how often it was passed. A running gang counts as
+    all its sequences from admission to its end, forked or not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_seqs = 0
@@ -42,9 +46,15 @@ class Roster:
         self._requests[request.request_id] = request
         request.status = RequestStatus.WAITING
         insort(self.waiting, request, key=rank)
+        self.policy.add(request)
 
     def start(self, request: Request) -> None:
-        """From waiting to running."""
+        """From waiting to running. It passes those of its class that arrived earlier and still wait."""
+        first = bisect_left(self.waiting, (request.priority, -1), key=rank)
+        for other in islice(self.waiting, first, None):
+            if other is request:
+                break
+            other.passed += 1
         self._stop_waiting(request)
         request.status = RequestStatus.RUNNING
         self.num_seqs += request.params.num_sequences
@@ -57,6 +67,7 @@ class Roster:
         self.num_seqs -= request.params.num_sequences
         self._preempted.append(request)
         insort(self.waiting, request, key=rank)
+        self.policy.add(request)
 
     def remove(self, request: Request) -> None:
         """The request ended."""
@@ -94,6 +105,7 @@ class Roster:
 
     def _stop_waiting(self, request: Request) -> None:
         _remove(self.waiting, request)
+        self.policy.remove(request)
         if request.status is RequestStatus.PREEMPTED:
             self._preempted.remove(request)
 

@@ -20,7 +20,7 @@ from leafage.core.batch import Batch, SampledToken, StepOutput
 from leafage.core.beam import BeamSearch
 from leafage.core.counters import SchedulerCounters
 from leafage.core.misses import note_miss
-from leafage.core.policy import Policy, policy_named
+from leafage.core.policy import MAX_PASSES, PolicyMaker, make_policy
 from leafage.core.protocols import KV, StopCheck
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
@@ -38,7 +38,8 @@ class Scheduler:
         max_num_batched_tokens: tokens that one step computes at most.
         max_model_len: prompt and output tokens of a sequence at most.
         stop_check: asked for each sampled token whether the text ends there.
-        policy: admission order; a name in `POLICIES` or a function.
+        policy: admission order within a class; a name in `POLICIES`, or what makes a Policy.
+        max_passes: how often a waiting request may be passed by later ones of its class.
         watermark, max_preemptions, preemption, restore_cost: see `Admission`.
 
     Raises:
@@ -53,7 +54,8 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         stop_check: StopCheck | None = None,
-        policy: str | Policy = "fcfs",
+        policy: str | PolicyMaker = "fcfs",
+        max_passes: int = MAX_PASSES,
         watermark: int = 0,
         max_preemptions: int = MAX_PREEMPTIONS,
         preemption: str = "auto",
@@ -66,13 +68,13 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.stop_check = stop_check
-        self.policy = policy_named(policy) if isinstance(policy, str) else policy
         self.counters = SchedulerCounters()
-        self.roster = Roster()  # the unfinished requests; others only look
+        self.roster = Roster(make_policy(policy, kv, max_passes))  # the unfinished requests; others only look
         self.admission = Admission(
             kv,
             self.roster,
             self.counters,
+            max_num_seqs=max_num_seqs,
             watermark=watermark,
             max_preemptions=max_preemptions,
             preemption=preemption,
@@ -156,6 +158,7 @@ class Scheduler:
         self.kv.begin_step(self._step)
         chunks: list[Chunk] = []
         num_preemptions = self.counters.preemptions
+        self.admission.make_way(self._step, self.max_num_batched_tokens)
         budget, prefilling = self._schedule_decodes(chunks, self.max_num_batched_tokens)
         if prefilling or self.roster.waiting:
             prompts: list[Chunk] = []
@@ -180,6 +183,8 @@ class Scheduler:
         for request in self.roster.running[:]:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by an earlier one
+            if request.visited == self._step and request.swapped:
+                continue  # just admitted: its blocks arrive in this step
             if request.prefilling:
                 prefilling.append(request)
                 continue
@@ -290,20 +295,10 @@ class Scheduler:
                 budget -= self._extend(chunk, budget)
 
     def _admit(self, chunks: list[Chunk], budget: int) -> int:
-        """Admit waiting requests in the policy's order until one does not fit. Returns the budget left."""
-        roster = self.roster
-        if not roster.waiting or budget == 0:
-            return budget
-        for request in list(self.policy(roster.waiting, self.kv)):
-            if budget == 0 or roster.num_seqs + request.params.num_sequences > self.max_num_seqs:
-                break
-            if roster.blocked(request):
-                continue
-            if not self.admission.admit(request, self._step):
-                break
-            if request.swapped:
-                continue  # its blocks arrive in this step
-            budget -= self._plan_prompt(request, chunks, budget, bool(roster.waiting))
+        """Admit waiting requests in the policy's order while they fit. Returns the budget left."""
+        while budget > 0 and (request := self.admission.admit_next(self._step)) is not None:
+            if not request.swapped:  # else its blocks arrive in this step
+                budget -= self._plan_prompt(request, chunks, budget, bool(self.roster.waiting))
         return budget
 
     # -- a step: what came of it -------------------------------------------------------------------

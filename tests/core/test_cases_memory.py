@@ -22,6 +22,41 @@ def test_m01_a_request_larger_than_the_cache_is_refused_at_once_and_blocks_nobod
     loop.assert_undisturbed(after)
 
 
+def blocked_head(**options: object) -> tuple[Loop, str]:
+    """A pool whose half runs long, a head that needs more than is left, and small requests behind it."""
+    loop = Loop(64, 4, **options)  # type: ignore[arg-type]
+    loop.add(range(1000, 1128), "running", max_tokens=60)
+    loop.step()
+    head = loop.add(range(200), "head", max_tokens=4)
+    for i in range(40):
+        loop.add(range(2000 + 10 * i, 2008 + 10 * i), f"small {i}", max_tokens=2)
+    return loop, head
+
+
+def test_m02_strict_order_waits_for_a_head_that_does_not_fit() -> None:
+    """What fcfs documents: nobody passes the head, and it runs as soon as the running one has ended."""
+    loop, head = blocked_head()
+    while (head, 0) not in loop.answers:
+        assert ("small 0", 0) not in loop.answers
+        loop.step()
+    assert loop.answers["running", 0].finish is not None
+    loop.run()
+
+
+@pytest.mark.parametrize("bound", [0, 3, 16])
+def test_m02_skipping_a_blocked_head_is_bounded(bound: int) -> None:
+    """Small ones run, at most `max_passes` of them; then the head runs."""
+    loop, head = blocked_head(policy="first_fit", max_passes=bound)
+    while loop.requests[head].num_cached is None:
+        small = [r for r in loop.requests.values() if r.request_id.startswith("small")]
+        assert sum(request.num_cached is not None for request in small) <= bound
+        loop.step()
+    assert loop.requests[head].passed == bound, "all of the bound is used"
+    loop.run()
+    for request_id in loop.requests:
+        loop.assert_undisturbed(request_id)
+
+
 @pytest.mark.parametrize("prefix_index", ["radix", "none"])
 def test_m05_recompute_changes_no_token(prefix_index: str) -> None:
     prompts = [[100 * i + j for j in range(20)] for i in range(8)]

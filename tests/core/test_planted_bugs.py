@@ -19,7 +19,9 @@ from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
 from leafage.core.hash_chain import HashChain
 from leafage.core.kv_manager import KVManager
+from leafage.core.policy import KeyOrder
 from leafage.core.prefix_index import Key, Node, NodeIndex
+from leafage.core.prefix_watch import PrefixWatch
 from leafage.core.radix_tree import RadixTree, common_run
 from leafage.core.request import Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
@@ -196,10 +198,20 @@ def a_hash_is_taken_for_a_prefix(patch: pytest.MonkeyPatch) -> None:
     """A hash chain with a short hash that compares no tokens."""
 
     def bad(self: HashChain, node: Node, key: Key) -> Node | None:
-        return self._table.get(self._hash((node.hash, key))) if len(key) == self.block_size else None
+        return self._table.get(self.hash_of((node.hash, key))) if len(key) == self.block_size else None
 
     patch.setattr(HashChain, "child", bad)
     patch.setitem(kv_manager.INDEXES, "radix", lambda size: HashChain(size, lambda value: hash(value) & 15))
+
+
+def overdue_requests_are_passed(patch: pytest.MonkeyPatch) -> None:
+    """The bound on overtaking is not kept."""
+    patch.setattr(KeyOrder, "_goes_first", lambda self, request: False)
+
+
+def watcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    """A waiting request does not hear that the block it stands on was evicted."""
+    patch.setattr(PrefixWatch, "detached", lambda self, node: None)
 
 
 def preempted_request_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -309,6 +321,8 @@ BY_CHECK: list[Plant] = [
     claims_outlive_their_holder,
     salts_share,
     a_hash_is_taken_for_a_prefix,
+    overdue_requests_are_passed,
+    watcher_is_not_told,
     preempted_request_is_lost,
     follower_runs_ahead,
     free_block_handed_out_twice,

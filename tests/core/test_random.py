@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from leafage.core.batch import Transfer
+from leafage.core.policy import POLICIES
 from leafage.core.request import FinishKind
 from leafage.errors import ExecutorError, RequestTooLargeError
 from tests.core.soak import soak
@@ -45,6 +46,8 @@ class CoreMachine(RuleBasedStateMachine):
         max_preemptions=st.integers(1, 3),
         preemption=st.sampled_from(["auto", "swap", "recompute"]),
         num_swap_slots=st.sampled_from([0, 5, 100]),
+        policy=st.sampled_from(sorted(POLICIES)),
+        max_passes=st.integers(0, 3),
     )
     def start(
         self,
@@ -54,9 +57,8 @@ class CoreMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         prefix_index: str,
         watermark: int,
-        max_preemptions: int,
-        preemption: str,
         num_swap_slots: int,
+        **options: object,
     ) -> None:
         self.loop = Loop(
             num_blocks,
@@ -65,9 +67,8 @@ class CoreMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             prefix_index=prefix_index,
             watermark=watermark,
-            max_preemptions=max_preemptions,
+            **options,
             vocab_size=3,
-            preemption=preemption,
             num_swap_slots=num_swap_slots,
         )
         self.disturbed: set[str] = set()

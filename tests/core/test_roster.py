@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from leafage.core.kv_manager import KVManager
+from leafage.core.policy import Fcfs
 from leafage.core.request import Request, RequestStatus
 from leafage.core.roster import Roster
 from leafage.core.sampling_params import SamplingParams
@@ -14,7 +16,7 @@ def make(request_id: str, arrival: int, priority: int = 0, n: int = 1) -> Reques
 
 
 def test_lists_are_sorted_by_priority_then_arrival() -> None:
-    roster = Roster()
+    roster = Roster(Fcfs(KVManager(1, 1)))
     late, early, urgent = make("late", 2), make("early", 1), make("urgent", 3, priority=-1)
     for request in (late, early, urgent):
         roster.add(request)
@@ -26,7 +28,7 @@ def test_lists_are_sorted_by_priority_then_arrival() -> None:
 
 
 def test_a_running_gang_counts_as_its_sequences() -> None:
-    roster = Roster()
+    roster = Roster(Fcfs(KVManager(1, 1)))
     gang = make("gang", 1, n=4)
     roster.add(gang)
     assert roster.num_seqs == 0
@@ -40,7 +42,7 @@ def test_a_running_gang_counts_as_its_sequences() -> None:
 
 
 def test_a_preempted_request_blocks_later_ones_of_its_class_and_below() -> None:
-    roster = Roster()
+    roster = Roster(Fcfs(KVManager(1, 1)))
     first, later = make("first", 1), make("later", 5)
     lower, urgent, earlier = make("lower", 6, priority=1), make("urgent", 7, priority=-1), make("earlier", 0)
     for request in (first, later, lower, urgent, earlier):
@@ -52,3 +54,17 @@ def test_a_preempted_request_blocks_later_ones_of_its_class_and_below() -> None:
     assert not roster.blocked(urgent) and not roster.blocked(earlier) and not roster.blocked(first)
     roster.remove(first)
     assert not roster.blocked(later)
+
+
+def test_those_who_are_passed_count_it() -> None:
+    roster = Roster(Fcfs(KVManager(1, 1)))
+    requests = [make(str(i), i, priority) for i, priority in enumerate([0, 0, 0, 1, -1])]
+    for request in requests:
+        roster.add(request)
+    roster.start(requests[2])
+    assert [request.passed for request in requests] == [1, 1, 0, 0, 0], "earlier ones of its class"
+    roster.start(requests[1])
+    assert [request.passed for request in requests] == [2, 1, 0, 0, 0]
+    roster.start(requests[0])
+    roster.start(requests[4])
+    assert [request.passed for request in requests] == [2, 1, 0, 0, 0], "classes are apart"

@@ -226,7 +226,7 @@ def test_the_victim_is_the_latest_of_the_lowest_priority() -> None:
 
 
 def test_nothing_passes_a_preempted_request_of_its_class_but_a_higher_one_may() -> None:
-    loop = Loop(8, 4)
+    loop = Loop(8, 4, policy="shortest_prompt")
     loop.add(numbers(8, 0), "a", max_tokens=20)
     loop.add(numbers(8, 100), "b", max_tokens=20)
     while loop.scheduler.counters.preemptions == 0:
@@ -234,7 +234,6 @@ def test_nothing_passes_a_preempted_request_of_its_class_but_a_higher_one_may() 
     assert loop.requests["b"].status is RequestStatus.PREEMPTED
     loop.add([300], "tiny", max_tokens=1)
     loop.add([400], "urgent", max_tokens=1, priority=-1)
-    loop.scheduler.policy = lambda waiting, kv: sorted(waiting, key=lambda r: len(r.prompt_token_ids))
     loop.step()
     assert loop.answers["urgent", 0].finish is not None
     assert loop.requests["tiny"].status is RequestStatus.WAITING

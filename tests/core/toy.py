@@ -311,6 +311,7 @@ class Loop:
         request_id: str | None = None,
         *,
         salt: str = "",
+        tenant: str = "",
         priority: int = 0,
         eos: Iterable[int] = (),
         **params: object,
@@ -323,6 +324,7 @@ class Loop:
             SamplingParams(**params),  # type: ignore[arg-type]
             priority=priority,
             cache_salt=salt,
+            tenant=tenant,
             eos_token_ids=frozenset(eos),
         )
         self.scheduler.add(request)

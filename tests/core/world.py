@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 from leafage.core.batch import Batch, StepOutput, Transfer
-from leafage.core.request import FinishKind
+from leafage.core.policy import POLICIES, Fair
+from leafage.core.request import FinishKind, Request
 from leafage.errors import ExecutorError, InvalidParameterError, RequestTooLargeError
 from tests.core.toy import Loop, num_answers
 
@@ -44,6 +47,8 @@ class World:
             "max_preemptions": rng.choice([1, 4, 1000]),
             "preemption": rng.choice(["auto", "swap", "recompute"]),
             "num_swap_slots": rng.choice([0, 3, num_blocks // 2, 4 * num_blocks]),
+            "policy": rng.choice(list(POLICIES)),
+            "max_passes": rng.choice([0, 1, 3, 48]),
             **options,
         }
         if "reservation" in options:  # the pool must hold one
@@ -54,6 +59,7 @@ class World:
         self.block_size = block_size
         self.live: dict[str, bool] = {}  # id -> must end undisturbed
         self.num_done = 0
+        self.passes: Counter[str] = Counter()
 
     def arrive(self) -> None:
         rng = self.rng
@@ -68,6 +74,7 @@ class World:
                 **self._width(),
                 seed=rng.randint(0, 3),
                 salt=rng.choice(["", "", "", "other"]),
+                tenant=rng.choice("ab"),
                 priority=rng.choice([0, 0, 0, 1, -1]),
                 eos=rng.choice([(), (), (0,), (0, 7)]),
                 min_tokens=rng.choice([0, 0, 0, 1]),
@@ -110,13 +117,26 @@ class World:
         if rng.random() < rates.reset:
             loop.kv.reset_prefix_cache()
             loop.verify()
+        waiting = loop.scheduler.roster.waiting[:]
         batch = loop.scheduler.schedule()
         loop.verify()
+        self._count_passes(waiting)
         if rng.random() < rates.abort_in_flight:
             self.abort()
         self._execute(batch)
         loop.verify()
         self._settle()
+
+    def _count_passes(self, waiting: list[Request]) -> None:
+        """Nobody waits while more than `max_passes` later ones of the class get in."""
+        roster = self.loop.scheduler.roster
+        still = set(map(id, roster.waiting))
+        bound = math.inf if isinstance(roster.policy, Fair) else roster.policy.max_passes
+        for later in (request for request in waiting if id(request) not in still):
+            for other in (request for request in waiting if id(request) in still):
+                if other.priority == later.priority and other.arrival < later.arrival:
+                    self.passes[other.request_id] += 1
+                    assert self.passes[other.request_id] <= bound, f"{other.request_id} is passed too often"
 
     def _execute(self, batch: Batch) -> None:
         rng, loop = self.rng, self.loop
