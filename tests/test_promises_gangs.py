@@ -12,6 +12,7 @@ import pytest
 from leafage import LLM, SamplingParams
 from leafage.build import Assets, load_assets
 from leafage.config import EngineConfig
+from leafage.core.request import Request
 from leafage.engine.output import RequestOutput
 from tests.promises import Witness, engine, random_prompts, salted
 
@@ -141,13 +142,62 @@ def test_m05_gangs_with_30_percent_of_the_memory(
         settings["swap_path"] = str(tmp_path / "swap")
     with engine(assets, **settings) as llm:
         witness.watch(llm)
+        preempted = watch_preemptions(llm)
         assert answers_of(llm.generate(PROMPTS, PARAMS)) == alone
         stats = llm.stats()
+    assert {"beams", "samples"} <= preempted
     swaps = preemption != "recompute"
-    assert stats["num_preemptions"] > 0
     assert (stats["num_swap_outs"] > 0) == swaps and stats["num_swap_ins"] == stats["num_swap_outs"]
     assert stats["swap_refused"] == stats["swap_transfers_lost"] == 0
     witness.check(at_least=COUNT * MAX_TOKENS)
+
+
+def watch_preemptions(llm: LLM) -> set[str]:
+    """Fills with the kinds of gangs that ran as several sequences when they were preempted."""
+    admission = llm.build.engine.scheduler.admission
+    requeue = admission._requeue
+    kinds: set[str] = set()
+
+    def watched(request: Request) -> None:
+        if len(request.live) > 1:
+            kinds.add("samples" if request.beams is None else "beams")
+        requeue(request)
+
+    admission._requeue = watched  # type: ignore[method-assign]
+    return kinds
+
+
+def test_int8_blocks_are_forked_and_swapped_bit_by_bit(assets: Assets) -> None:
+    """With its scales, a block is one piece of memory in any format."""
+    settings: dict[str, Any] = {"kv_cache_dtype": "int8", "block_size": 4}
+    witness = Witness()
+    with engine(assets, **settings) as llm:
+        witness.watch(llm)
+        roomy = answers_of(llm.generate(PROMPTS, PARAMS))
+    pool = {"kv_cache_tokens": NEED * 3 // 10, "swap_bytes": 64 << 20, "preemption": "swap"}
+    with engine(assets, **settings, **pool) as llm:
+        witness.watch(llm)
+        preempted = watch_preemptions(llm)
+        assert answers_of(llm.generate(PROMPTS, PARAMS)) == roomy
+        assert llm.stats()["num_swap_ins"] > 0
+    assert {"beams", "samples"} <= preempted
+    witness.check(at_least=COUNT * MAX_TOKENS)
+
+
+def test_gangs_that_are_left_early_leave_nothing_behind(llm: LLM, witness: Witness, alone: Answers) -> None:
+    """Streams closed while they draw or search, beside requests that go on."""
+    streams = [
+        llm.stream(salted([prompt[::-1]], "left")[0], own)
+        for prompt, own in zip(PROMPTS[FEW], PARAMS[FEW], strict=True)
+    ]
+    next(streams[1])
+    for stream in streams:
+        stream.close()
+    assert answers_of(llm.generate(salted(PROMPTS[FEW], "beside"), PARAMS[FEW])) == alone[FEW]
+    stats = llm.stats()
+    assert stats["num_requests_running"] == stats["num_requests_waiting"] == 0
+    assert stats["kv_blocks_active"] == 0
+    witness.check(at_least=len(KINDS) * MAX_TOKENS)
 
 
 def test_c06_a_seed_holds_beside_gangs_without_one(llm: LLM) -> None:
