@@ -112,8 +112,9 @@ def _print_json(output: RequestOutput) -> None:
         "time_to_first_token_seconds": metrics.time_to_first_token if metrics else None,
         "request_time_per_output_token_seconds": metrics.time_per_output_token if metrics else None,
     }
-    if answer.logprobs is not None:
+    if answer.cumulative_logprob is not None:
         result["cumulative_logprob"] = answer.cumulative_logprob
+    if answer.logprobs is not None:
         result["logprobs"] = [_plain(position) for position in answer.logprobs]
     if output.prompt_logprobs is not None:
         result["prompt_logprobs"] = [_plain(position) for position in output.prompt_logprobs]
