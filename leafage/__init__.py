@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from leafage.core.sampling_params import SamplingParams
     from leafage.engine.async_engine import AsyncEngine
     from leafage.engine.output import CompletionOutput, Logprob, RequestOutput
+    from leafage.engine.pins import Pin
     from leafage.errors import (
         DownloadError,
         ExecutorError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         LeafageError,
         ModelFileError,
         ModelNotFoundError,
+        PinRefusedError,
         RequestError,
         RequestTooLargeError,
         TemplateError,
@@ -41,6 +43,7 @@ _WHERE = {
     "CompletionOutput": "leafage.engine.output",
     "EngineConfig": "leafage.config",
     "Logprob": "leafage.engine.output",
+    "Pin": "leafage.engine.pins",
     "PrefixMiss": "leafage.core.misses",
     "RequestOutput": "leafage.engine.output",
     "SamplingParams": "leafage.core.sampling_params",
@@ -50,6 +53,7 @@ _WHERE = {
     "LeafageError": "leafage.errors",
     "ModelFileError": "leafage.errors",
     "ModelNotFoundError": "leafage.errors",
+    "PinRefusedError": "leafage.errors",
     "RequestError": "leafage.errors",
     "RequestTooLargeError": "leafage.errors",
     "TemplateError": "leafage.errors",
@@ -68,6 +72,8 @@ __all__ = [
     "Logprob",
     "ModelFileError",
     "ModelNotFoundError",
+    "Pin",
+    "PinRefusedError",
     "PrefixMiss",
     "RequestError",
     "RequestOutput",

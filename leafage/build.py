@@ -96,6 +96,16 @@ class Build:
 
         return encode_chat(self.tokenizer, self.template, messages, **template_kwargs)
 
+    def encode_chat_prefix(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        """Token ids that all conversations share which begin with these messages.
+
+        Raises:
+            TemplateError: there is no template, or it refused the messages.
+        """
+        from leafage.text.chat_template import encode_chat_prefix
+
+        return encode_chat_prefix(self.tokenizer, self.template, messages, **template_kwargs)
+
     def stats(self) -> dict[str, int | float]:
         """Counters and gauges; only on the thread that steps the engine."""
         return engine_stats(self.engine, self.metrics)
@@ -206,6 +216,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
     engine = Engine(
         scheduler,
         executor,
+        clock=clock,
         vocab_size=info.vocab_size,
         eos_token_ids=frozenset(tokenizer.eos_ids),
         seed=config.seed,

@@ -110,6 +110,11 @@ class EngineConfig:
     hardware: str | None = _setting(
         None, "JSON file with this machine's speeds; default: typical ones of its instruction set"
     )
+    pinned_share: float | None = _setting(
+        None,
+        "most of the KV pool that pinned prefixes may hold together, from 0 to 0.9; requests cannot count on "
+        "it. Default: 0.25, or less where a sequence of max_model_len needs the room",
+    )
     threads: int | None = _setting(
         None, "threads that compute; default: the CPUs this process may use (affinity, cgroup quota)"
     )
@@ -164,6 +169,23 @@ class EngineConfig:
             _check_choice("quantize", self.quantize, ("q8", "q4"))
         _check_choice("prefix_index", self.prefix_index, ("radix", "hash_chain", "none"))
         _check_choice("kv", self.kv, _KV)
+        if self.pinned_share is not None:
+            self._check_pinned_share(self.pinned_share)
+
+    @property
+    def can_pin(self) -> bool:
+        """Whether there is a prefix cache, so that prefixes can be pinned."""
+        return self.kv == "paged" and self.prefix_index != "none"
+
+    def _check_pinned_share(self, share: float) -> None:
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 0.9:
+            raise InvalidParameterError("pinned_share is out of range", value=share, limit="0 to 0.9")
+        if share > 0 and not self.can_pin:
+            raise InvalidParameterError(
+                "pinned_share needs a prefix cache",
+                value=f"kv = {self.kv}, prefix_index = {self.prefix_index}",
+                remedy="leave pinned_share unset, or use kv 'paged' and another prefix_index",
+            )
 
     @property
     def kv_dtype(self) -> str:

@@ -41,6 +41,10 @@ class RequestTooLargeError(LeafageError, ValueError):
     """The request could never run, however long it waited."""
 
 
+class PinRefusedError(LeafageError):
+    """Pins would hold more of the KV cache than they may; released ones make room."""
+
+
 class ModelFileError(LeafageError):
     """A model file is truncated, corrupt or of an unsupported kind."""
 

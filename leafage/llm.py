@@ -16,6 +16,7 @@ from leafage.core.sampling_params import SamplingParams
 from leafage.engine.engine_thread import EngineThread
 from leafage.engine.inputs import NewRequest, Prompt
 from leafage.engine.output import RequestOutput
+from leafage.engine.pins import Pin
 from leafage.errors import InvalidParameterError, RequestError
 
 Message = Mapping[str, Any]
@@ -182,6 +183,61 @@ class LLM:
         """`chat` for one conversation, piece by piece, as `stream`."""
         prompt = self._chat_prompt(messages, cache_salt, tenant, template_kwargs)
         return self.stream(prompt, sampling_params, priority=priority)
+
+    def pin_prefix(
+        self, prompt: Prompt, ttl: float | None = None, cache_salt: str = "", *, priority: int = 0
+    ) -> Pin:
+        """Keep the K/V of a prefix cached, whatever else needs memory. Returns when it is computed.
+
+        Pins may hold a share of the KV pool together (`EngineConfig.pinned_share`); what they have in common
+        counts once.
+
+        Args:
+            prompt: as for `generate`: the beginning of prompts to come.
+            ttl: seconds after which the pin expires; None: it lasts until it is released.
+            cache_salt: of the requests that are to share it.
+            priority: of computing it; lower runs first.
+
+        Raises:
+            PinRefusedError: the pins would exceed their share.
+            InvalidParameterError, RequestTooLargeError, UnsupportedError: it was refused, see
+                `Engine.pin_prefix`.
+            LeafageError: computing it ended with an error.
+        """
+        prefix = self._inputs.prefix(prompt, cache_salt=cache_salt, priority=priority)
+        accepted, held = self._thread.pin(prefix, ttl)
+        try:
+            accepted.result()
+            return held.result()
+        except BaseException:  # Ctrl-C, or refused: nothing of this call stays behind
+            self._thread.abandon_pin(accepted)
+            raise
+
+    def pin_chat_prefix(
+        self,
+        messages: Conversation,
+        ttl: float | None = None,
+        cache_salt: str = "",
+        *,
+        priority: int = 0,
+        **template_kwargs: Any,
+    ) -> Pin:
+        """`pin_prefix` for the beginning of conversations: what all that start with these messages share.
+
+        Args:
+            messages: a system prompt, with or without first turns; not the whole of a conversation.
+            template_kwargs: as for `chat`; they must be those of the conversations.
+
+        Raises:
+            TemplateError: the model has no chat template, or the template refused the messages.
+            Otherwise as `pin_prefix`.
+        """
+        token_ids = self._open.encode_chat_prefix(messages, **template_kwargs)
+        return self.pin_prefix(token_ids, ttl, cache_salt, priority=priority)
+
+    def list_pins(self) -> list[Pin]:
+        """All pins, the oldest first; those that are still being computed hold 0 blocks."""
+        return self._thread.pins().result()
 
     @property
     def default_sampling_params(self) -> SamplingParams:

@@ -21,6 +21,8 @@ GIB = 1 << 30
 KV_POOL_CEILING = 4 * GIB
 KV_POOL_SHARE = 0.4
 SWAP_SHARE = 0.25
+PINNED_SHARE = 0.25
+"""Of the KV pool, as far as a sequence of max_model_len still fits beside it."""
 TRANSFER_SECONDS = 20e-6
 """Overhead of moving one block, in Python."""
 
@@ -37,6 +39,7 @@ class MemoryPlan:
         max_model_len: most tokens of one sequence.
         context_length: tokens the model was trained for.
         num_swap_slots: blocks of preempted requests that the swap space holds.
+        max_pinned_blocks: blocks of the pool that pins may hold and requests cannot count on.
     """
 
     weight_bytes: int
@@ -47,6 +50,7 @@ class MemoryPlan:
     max_model_len: int
     context_length: int
     num_swap_slots: int = 0
+    max_pinned_blocks: int = 0
 
     @property
     def block_bytes(self) -> int:
@@ -89,9 +93,11 @@ def plan_memory(
             remedy="raise kv_cache_bytes, or free memory",
         )
     kv_tokens = num_blocks * config.block_size
+    max_pinned_blocks = int((config.pinned_share or 0.0) * num_blocks)
+    countable = kv_tokens - max_pinned_blocks * config.block_size
     max_model_len = config.max_model_len
     if max_model_len is None:
-        max_model_len = min(context_length, kv_tokens)
+        max_model_len = min(context_length, countable)
     elif max_model_len > context_length:
         raise InvalidParameterError(
             "max_model_len is beyond the model's context",
@@ -99,13 +105,18 @@ def plan_memory(
             limit=context_length,
             remedy="lower max_model_len: the model was not trained for longer texts",
         )
-    elif max_model_len > kv_tokens:
+    elif max_model_len > countable:
+        beside = f" beside pinned_share = {config.pinned_share}" if config.pinned_share else ""
+        enough = -(-max_model_len * kv_tokens // countable)
         raise InvalidParameterError(
-            "max_model_len does not fit into the KV pool",
+            f"max_model_len does not fit into the KV pool{beside}",
             value=max_model_len,
-            limit=f"{kv_tokens} tokens",
-            remedy=f"lower max_model_len or raise kv_cache_tokens to {max_model_len}",
+            limit=f"{countable} tokens",
+            remedy=f"lower max_model_len or raise kv_cache_tokens to {enough}",
         )
+    if config.pinned_share is None and config.can_pin:
+        spare = num_blocks - -(-max_model_len // config.block_size)
+        max_pinned_blocks = min(int(PINNED_SHARE * num_blocks), spare)
     swap_bytes = config.swap_bytes
     if swap_bytes is None:
         swap_bytes = 0 if config.preemption == "recompute" else int(SWAP_SHARE * num_blocks * bytes_per_block)
@@ -118,6 +129,7 @@ def plan_memory(
         max_model_len=max_model_len,
         context_length=context_length,
         num_swap_slots=swap_bytes // bytes_per_block if config.kv == "paged" else 0,
+        max_pinned_blocks=max_pinned_blocks,
     )
 
 
@@ -128,6 +140,7 @@ def kv_manager(config: EngineConfig, plan: MemoryPlan) -> KV:
             plan.num_blocks,
             plan.block_size,
             config.prefix_index,
+            max_pinned_blocks=plan.max_pinned_blocks,
             swap_space=SwapSlots(plan.num_swap_slots),
         )
     _, reservation, *buddy = config.kv.split("-")

@@ -12,7 +12,7 @@ from leafage.errors import InvalidParameterError
 
 
 def test_every_field_says_what_it_does() -> None:
-    assert len(fields(EngineConfig)) <= 21
+    assert len(fields(EngineConfig)) <= 22
     for field in fields(EngineConfig):
         assert field.metadata.get("help"), field.name
 
@@ -37,6 +37,11 @@ def test_every_field_says_what_it_does() -> None:
         ({"max_num_seqs": 600}, "max_num_batched_tokens = 512"),
         ({"prefix_index": "trie"}, "unknown prefix_index; got 'trie'; limit: radix or hash_chain or none"),
         ({"kv": "reserved"}, "unknown kv; got 'reserved'; limit: paged or reserved-max or .*oracle-buddy"),
+        ({"pinned_share": 1.0}, "pinned_share is out of range; got 1.0; limit: 0 to 0.9"),
+        (
+            {"pinned_share": 0.1, "kv": "reserved-max"},
+            "pinned_share needs a prefix cache; got 'kv = reserved-max",
+        ),
         ({"max_seqs": 3}, "did you mean max_num_seqs"),
         ({"policy": "sjf"}, "unknown policy; got 'sjf'; limit: fcfs or first_fit or"),
         ({"scheduling_policy": "priority"}, "did you mean policy"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leafage import LLM, InvalidParameterError, RequestError, SamplingParams, TemplateError
+from leafage import LLM, InvalidParameterError, PinRefusedError, RequestError, SamplingParams, TemplateError
 from leafage.build import Build, ModelInfo
 from leafage.config import EngineConfig
 from leafage.errors import ExecutorError
@@ -56,7 +56,7 @@ def endless() -> Rig:
 
 @pytest.fixture
 def rig() -> Rig:
-    return make_rig(lambda prompt: prompt[::-1])
+    return make_rig(lambda prompt: prompt[::-1], max_pinned_blocks=16)
 
 
 @pytest.fixture
@@ -314,6 +314,42 @@ def test_a_script_that_ends_without_close_ends() -> None:
     assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "done", "")
 
 
+def test_a_pin_is_held_for_a_with_block(llm: LLM, rig: Rig) -> None:
+    with llm.pin_prefix("a common beginning, ") as pin:
+        assert (pin.num_tokens, pin.num_blocks, pin.ttl) == (20, 5, None)
+        assert llm.list_pins() == [pin] and llm.stats()["kv_blocks_pinned"] == 5
+        llm.reset_prefix_cache()
+        assert llm.generate("a common beginning, an end")[0].num_cached_tokens == 20
+    assert llm.list_pins() == [] and llm.stats()["num_pins"] == 0
+    rig.kv.check()
+
+
+def test_every_kind_of_prefix_can_be_pinned(llm: LLM) -> None:
+    ids = [100, 101, 102]
+    pins = [llm.pin_prefix(ids, 60.0, "a"), llm.pin_prefix({"prompt_token_ids": ids, "cache_salt": "a"})]
+    assert [pin.cache_salt for pin in pins] == ["a", "a"] and llm.stats()["kv_blocks_pinned"] == 1
+    listed = llm.list_pins()
+    assert listed[0].ttl is not None and 0 < listed[0].ttl < 60.0
+    with pytest.raises(InvalidParameterError, match="given twice"):
+        llm.pin_prefix({"prompt_token_ids": ids, "cache_salt": "a"}, cache_salt="b")
+    with pytest.raises(PinRefusedError, match=r"limit: 16 blocks\. Release others"):
+        llm.pin_prefix([100] * 80)
+    for pin in listed:
+        pin.release()
+        pin.release()
+    assert llm.list_pins() == []
+
+
+def test_ctrl_c_while_a_prefix_is_computed_pins_nothing() -> None:
+    rig = make_rig("x", max_num_batched_tokens=16, max_pinned_blocks=16)
+    rig.executor.pace = 0.1
+    with llm_over(rig) as llm:
+        threading.Timer(0.15, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.pin_prefix([100] * 60)
+        assert llm.list_pins() == [] and llm.stats()["kv_blocks_active"] == 0
+
+
 @pytest.fixture(scope="module")
 def smollm2(smollm2_path: Path) -> Iterator[LLM]:
     with LLM(str(smollm2_path), kv_cache_tokens=4096) as llm:
@@ -443,3 +479,22 @@ def test_resident_memory_comes_back_after_close(smollm2_path: Path) -> None:
         once()
     gc.collect()
     assert resident() - before < 60 << 20  # three copies of the weights would be 290 MB
+
+
+@pytest.mark.real_model
+def test_a_pinned_system_prompt_is_all_cached_whatever_comes_next(smollm2_path: Path) -> None:
+    """Also after work that needs the whole pool; and the answers are the same, bit for bit."""
+    system = {"role": "system", "content": "You answer in one short sentence. " * 9}
+    questions = ["What is a tree?", "1 + 1?", "\n\nWhy?"]
+    conversations = [[system, {"role": "user", "content": question}] for question in questions]
+    with LLM(str(smollm2_path), kv_cache_tokens=1024, max_model_len=512) as llm:
+        cold = [llm.chat(talk, GREEDY, cache_salt=f"cold {i}")[0] for i, talk in enumerate(conversations)]
+        pin = llm.pin_chat_prefix([system])
+        assert pin.num_tokens > 64 and pin.num_tokens % 16 > 0, "the last block is filled in part"
+        evicted = llm.stats()["kv_blocks_evicted"]
+        llm.generate([[1000 + i] * 300 for i in range(6)], SamplingParams(max_tokens=1))
+        assert llm.stats()["kv_blocks_evicted"] > evicted
+        for talk, before in zip(conversations, cold, strict=True):
+            [output] = llm.chat(talk, GREEDY)
+            assert (output.num_cached_tokens or 0) >= pin.num_tokens
+            assert output.outputs[0].token_ids == before.outputs[0].token_ids

@@ -86,6 +86,26 @@ def test_how_sequences_get_their_kv_cache(kv: str) -> None:
         assert isinstance(manager._arena, Buddy if kv.endswith("buddy") else FirstFit)
 
 
+def test_pins_may_hold_a_quarter_where_the_longest_sequence_still_fits_beside_it() -> None:
+    assert plan(kv_cache_tokens=16_000).max_pinned_blocks == 250
+    tight = plan(kv_cache_tokens=2400)
+    assert (tight.max_model_len, tight.max_pinned_blocks) == (2048, 22)
+    full = plan(kv_cache_tokens=1600)
+    assert (full.max_model_len, full.max_pinned_blocks) == (1600, 0)
+    for settings in ({"prefix_index": "none"}, {"kv": "reserved-max"}, {"pinned_share": 0}):
+        assert plan(kv_cache_tokens=16_000, **settings).max_pinned_blocks == 0
+
+
+def test_a_pinned_share_that_is_asked_for_shortens_the_longest_sequence() -> None:
+    p = plan(kv_cache_tokens=1600, pinned_share=0.4)
+    assert (p.max_pinned_blocks, p.max_model_len) == (40, 960)
+    manager = kv_manager(EngineConfig(), p)
+    assert manager.max_pinned_blocks == 40 and manager.longest_output(100, 1) == 861
+    expected = r"beside pinned_share = 0.4; got 1000; limit: 960 tokens.*kv_cache_tokens to 1667"
+    with pytest.raises(InvalidParameterError, match=expected):
+        plan(kv_cache_tokens=1600, pinned_share=0.4, max_model_len=1000)
+
+
 def test_the_swap_space_is_a_quarter_of_the_pool_unless_it_is_set() -> None:
     assert plan(kv_cache_tokens=1600).num_swap_slots == 25
     assert plan(kv_cache_tokens=1600, swap_bytes=3 * 16 * KV + 5).num_swap_slots == 3

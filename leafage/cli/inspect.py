@@ -143,6 +143,7 @@ def _plan(file: ModelFile, flags: dict[str, Any]) -> list[Row]:
         ("KV of a token", f"{bytes_per_token:,} bytes, {config.kv_dtype}"),
         ("block", f"{plan.block_size} tokens, {plan.num_blocks:,} blocks"),
         ("swap space", f"{plan.num_swap_slots:,} blocks, {store.human(plan.swap_bytes)}"),
+        ("for pinned prefixes", f"at most {plan.max_pinned_blocks * plan.block_size:,} tokens"),
         ("largest context", f"{plan.max_model_len:,} tokens (the model's: {plan.context_length:,})"),
         ("such requests at once", f"{plan.num_largest_requests:,}"),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from leafage.core.batch import Copy
 from leafage.core.block_pool import BlockPool
 from leafage.core.counters import KVCounters
@@ -14,6 +16,10 @@ class BlockStore:
 
     Within a step it lists the copies, which own their two blocks until the step ends, and the pending nodes,
     whose K/V the step computes.
+
+    Attributes:
+        pinned: how many pins hold each pinned block, all together as one owner. The index owns it, too.
+        num_only_pinned: pinned blocks that nothing else but the index owns.
     """
 
     def __init__(self, pool: BlockPool, index: PrefixIndex) -> None:
@@ -22,6 +28,8 @@ class BlockStore:
         self.counters = KVCounters()
         self.copies: list[Copy] = []
         self.in_step = False
+        self.pinned: Counter[int] = Counter()
+        self.num_only_pinned = 0
         self._pending: list[Node] = []
         self._nodes: list[Node | None] = [None] * pool.num_blocks
         self._step = 0
@@ -36,7 +44,7 @@ class BlockStore:
         return self._nodes[block]
 
     def owners(self, block: int) -> int:
-        """Sequences and indexes that own the block; copies do not count."""
+        """Sequences, index and pins that own the block; copies do not count."""
         return self.pool.ref_count[block] - sum((c.src == block) + (c.dst == block) for c in self.copies)
 
     # -- blocks ----------------------------------------------------------------------------------
@@ -56,17 +64,38 @@ class BlockStore:
 
     def hold(self, block: int) -> None:
         """One owner more."""
-        if self.pool.hold(block) == 2:
+        count = self.pool.hold(block)
+        if count == 2:
             node = self._nodes[block]
             if node is not None:
                 self.index.set_held(node)
+        elif count == 3 and block in self.pinned:
+            self.num_only_pinned -= 1
 
     def drop(self, block: int) -> None:
         """One owner less. A block whose last owner is the index becomes evictable."""
-        if self.pool.drop(block) == 1:
+        count = self.pool.drop(block)
+        if count == 1:
             node = self._nodes[block]
             if node is not None:
                 self.index.set_idle(node, self._step)
+        elif count == 2 and block in self.pinned:
+            self.num_only_pinned += 1
+
+    def pin(self, block: int) -> None:
+        """A pin more of a block that the index has."""
+        if block not in self.pinned:
+            self.hold(block)
+            self.num_only_pinned += self.pool.ref_count[block] == 2
+        self.pinned[block] += 1
+
+    def unpin(self, block: int) -> None:
+        """A pin less."""
+        self.pinned[block] -= 1
+        if not self.pinned[block]:
+            del self.pinned[block]
+            self.num_only_pinned -= self.pool.ref_count[block] == 2
+            self.drop(block)
 
     def copy(self, src: int, dst: int, num_slots: int) -> None:
         """List a copy of computed slots."""
@@ -80,10 +109,10 @@ class BlockStore:
     # -- nodes -------------------------------------------------------------------------------------
 
     def insert(self, parent: Node, key: Key, block: int, publisher: int, *, pending: bool) -> Node:
-        """The index becomes an owner of `block`. A leaf that `key` extends is dropped."""
+        """The index becomes an owner of `block`. A leaf that `key` extends is dropped unless pinned."""
         shorter = self.index.superseded(parent, key)
         node = self.index.insert(parent, key, block)
-        if shorter is not None:
+        if shorter is not None and shorter.block not in self.pinned:
             self.forget(shorter)
         node.publisher = publisher
         node.pending = pending
@@ -94,8 +123,10 @@ class BlockStore:
         return node
 
     def forget(self, top: Node) -> None:
-        """A node and all below it leave the index; blocks that nobody else owns are free."""
+        """A node and all below it leave the index, pins or not; blocks that nobody else owns are free."""
         for node in reversed(self.index.subtree(top)):
+            while node.block in self.pinned:
+                self.unpin(node.block)
             self.index.detach(node)
             self._nodes[node.block] = None
             self.pool.drop(node.block)

@@ -29,6 +29,9 @@ def check_kv(kv: KVManager) -> None:
     for copy in kv.copies:
         owners.update((copy.src, copy.dst))
         active.update((copy.src, copy.dst))
+    owners.update(kv.store.pinned.keys())
+    active.update(kv.store.pinned.keys())
+    kv.pins.check()
     cached = 0
     for node in kv.index.nodes():
         assert kv.store.node_of(node.block) is node, f"block {node.block} and node {node.number} disagree"

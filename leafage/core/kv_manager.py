@@ -2,8 +2,8 @@
 
 The invariants, asserted by `check()`:
 
-1. `ref_count[block]` = sequences that hold it + 1 if the index holds it + copies of the current step; a block
-   is in the free list exactly when that is 0.
+1. `ref_count[block]` = sequences that hold it + 1 if the index holds it + 1 if pins hold it + copies of the
+   current step; a block is in the free list exactly when that is 0.
 2. Every block is free, cached (only the index holds it) or active: free + cached + active = total.
 3. Ancestors of a held node are held, so every cached block can be evicted, leaves first.
 4. The first `num_published` entries of a sequence's table are the blocks of its path in the index, and the
@@ -27,6 +27,7 @@ from leafage.core.counters import KVCounters
 from leafage.core.fitting import room_for, room_without
 from leafage.core.hash_chain import HashChain
 from leafage.core.invariants import check_kv
+from leafage.core.pins import Pins
 from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
 from leafage.core.protocols import PrefixIndex, SwapSpace
 from leafage.core.radix_tree import RadixTree
@@ -74,10 +75,8 @@ class KVManager:
             if value < 1:
                 raise InvalidParameterError(f"{name} is out of range", value=value, limit="at least 1")
         if not 0 <= max_pinned_blocks < num_blocks:
-            limit = f"0 to {num_blocks - 1}"
-            raise InvalidParameterError(
-                "max_pinned_blocks is out of range", value=max_pinned_blocks, limit=limit
-            )
+            value, limit = max_pinned_blocks, f"0 to {num_blocks - 1}"
+            raise InvalidParameterError("max_pinned_blocks is out of range", value=value, limit=limit)
         if isinstance(prefix_index, str):
             if prefix_index not in INDEXES:
                 limit = " or ".join(INDEXES)
@@ -88,6 +87,7 @@ class KVManager:
         self.max_pinned_blocks = max_pinned_blocks
         self.index = prefix_index
         self.store = BlockStore(BlockPool(num_blocks, block_order), prefix_index)
+        self.pins = Pins(self.store, block_size, max_pinned_blocks)
         self.swap = Swap(block_size, swap_space or SwapSlots(0))
         self.claims = Claims(block_size)
         self.duplicates = Duplicates(block_size) if isinstance(prefix_index, NoIndex) else None
@@ -107,7 +107,7 @@ class KVManager:
 
     @property
     def num_active(self) -> int:
-        """Blocks that sequences (or copies of the current step) hold."""
+        """Blocks that sequences, pins or copies of the current step hold."""
         return self.num_blocks - self.num_free - self.num_cached
 
     @property
@@ -425,7 +425,7 @@ class KVManager:
         """
         self.claims.drop(seq)
         if keep_tail:
-            self._hang_tail(seq)
+            self.hang_tail(seq)
         for block in reversed(seq.block_table):
             self.store.drop(block)
         seq.block_table = []
@@ -436,11 +436,13 @@ class KVManager:
         if self.duplicates is not None:
             self.duplicates.remove(seq)
 
-    def _hang_tail(self, seq: Sequence) -> None:
+    def hang_tail(self, seq: Sequence) -> None:
+        """Give the last, partly filled block to the index, where that adds something."""
         start = seq.num_published * self.block_size
         key = tuple(seq.tokens[start : seq.num_computed])
         node = self.node_of(seq)
-        if node.detached or not 0 < len(key) < self.block_size or self.index.covers(node, key):
+        known = self.index.child(node, key) is not None or self.index.covers(node, key)
+        if known or node.detached or not 0 < len(key) < self.block_size:
             return
         block = seq.block_table[seq.num_published]
         if self.store.owners(block) == 1:

@@ -10,6 +10,7 @@ from leafage.core.batch import Batch, Copy, StepOutput
 
 if TYPE_CHECKING:
     from leafage.core.counters import KVCounters
+    from leafage.core.pins import Pins
     from leafage.core.prefix_index import Key, Node
     from leafage.core.prefix_watch import PrefixWatch
     from leafage.core.request import FinishReason, Request, Sequence
@@ -109,7 +110,7 @@ class PrefixIndex(Protocol):
         ...
 
     def covers(self, parent: Node, key: Key) -> bool:
-        """Whether a child's tokens begin with `key`, so that a partial leaf would add nothing."""
+        """Whether a child's tokens begin with `key` and go on, so that a partial leaf would add nothing."""
         ...
 
     def superseded(self, parent: Node, key: Key) -> Node | None:
@@ -149,6 +150,7 @@ class KV(Protocol):
     num_blocks: int
     block_size: int
     max_pinned_blocks: int
+    pins: Pins
 
     @property
     def index(self) -> PrefixIndex: ...
@@ -190,5 +192,6 @@ class KV(Protocol):
     def grow(self, seq: Sequence, end: int) -> None: ...
     def fork(self, parent: Sequence, child: Sequence) -> None: ...
     def publish(self, seq: Sequence, end: int) -> None: ...
+    def hang_tail(self, seq: Sequence) -> None: ...
     def release(self, seq: Sequence, *, keep_tail: bool) -> None: ...
     def check(self) -> None: ...

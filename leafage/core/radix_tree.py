@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from leafage.core.prefix_index import Key, Node, NodeIndex
@@ -13,9 +13,9 @@ class RadixTree(NodeIndex):
 
     Tokens are compared, never only hashed: children are a dict keyed by the block's tokens. One root per
     `cache_salt`. The last, partly filled block of a finished sequence hangs as a leaf whose key is shorter;
-    it is dropped when a sibling extends it, so no leaf's key is a prefix of a sibling's. After Zheng et al.,
-    "SGLang: Efficient Execution of Structured Language Model Programs" (NeurIPS 2024), section 3; there an
-    edge is any run of tokens.
+    it is dropped when a sibling extends it, so the key of a leaf that is not pinned is no prefix of a
+    sibling's. After Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs"
+    (NeurIPS 2024), section 3; there an edge is any run of tokens.
     """
 
     # -- finding ---------------------------------------------------------------------------------
@@ -71,7 +71,10 @@ class RadixTree(NodeIndex):
         return max(0, best[0]), best[1]
 
     def superseded(self, parent: Node, key: Key) -> Node | None:
-        """The leaf whose tokens are a true prefix of `key`, if there is one: at most one, just before it."""
+        """The leaf whose tokens are a true prefix of `key`, if there is one.
+
+        At most one of them is not pinned, and that is the longest, just before `key`.
+        """
         point = bisect_left(parent.keys, key)
         if point == 0:
             return None
@@ -79,8 +82,8 @@ class RadixTree(NodeIndex):
         return parent.children[before] if key[: len(before)] == before else None
 
     def covers(self, parent: Node, key: Key) -> bool:
-        """Whether a child's tokens begin with `key`."""
-        point = bisect_left(parent.keys, key)
+        """Whether a child's tokens begin with `key` and go on."""
+        point = bisect_right(parent.keys, key)
         return point < len(parent.keys) and parent.keys[point][: len(key)] == key
 
     # -- changing --------------------------------------------------------------------------------
@@ -116,7 +119,8 @@ class RadixTree(NodeIndex):
             for node in self.subtree(root):
                 assert list(node.keys) == sorted(node.children), f"keys of node {node.number} differ"
                 for first, second in zip(node.keys, node.keys[1:], strict=False):
-                    assert second[: len(first)] != first, f"{first} is a prefix of its sibling {second}"
+                    held = node.children[first].stamp is None  # by a pin, as Pins.check asserts
+                    assert held or second[: len(first)] != first, f"{first} is a prefix of {second}"
                 for key, child in node.children.items():
                     assert child.parent is node and child.key == key
                     assert len(key) == self.block_size or not child.children, "a partial node has children"

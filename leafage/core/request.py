@@ -12,6 +12,7 @@ from leafage.core.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from leafage.core.beam import BeamSearch
     from leafage.core.misses import PrefixMiss
+    from leafage.core.pins import PrefixPin
     from leafage.core.prefix_index import Key, Node
 
 
@@ -112,6 +113,7 @@ class Request:
         counted: its prefix hits and misses are in the counters.
         leader: the sequence that computes the prompt for the gang.
         beams: the state of its beam search, None for one that draws.
+        pin: what it computes its prompt for, None for one that answers.
     """
 
     request_id: str
@@ -138,6 +140,7 @@ class Request:
     counted: bool = False
     leader: Sequence | None = None
     beams: BeamSearch | None = None
+    pin: PrefixPin | None = None
 
     @property
     def live(self) -> list[Sequence]:

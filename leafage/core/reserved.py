@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from leafage.core.arena import ARENAS, Arena
 from leafage.core.batch import Copy
 from leafage.core.counters import KVCounters
+from leafage.core.pins import Pins
 from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
 from leafage.core.request import Request, Sequence
 from leafage.core.swap import Swap, SwapSlots
@@ -106,6 +107,7 @@ class ReservedKVManager:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.index = NoIndex(block_size)
+        self.pins = Pins(None, block_size, 0)
         self.counters = KVCounters()
         self.swap = Swap(block_size, SwapSlots(0))  # nobody is preempted
         self.copies: list[Copy] = []
@@ -331,6 +333,9 @@ class ReservedKVManager:
         """Count the full blocks of `tokens[:end]` that others hold as well."""
         self._duplicates.extend(seq, end)
         seq.num_published = end // self.block_size
+
+    def hang_tail(self, seq: Sequence) -> None:
+        """There is no index to hang it in."""
 
     def release(self, seq: Sequence, *, keep_tail: bool) -> None:
         """Give the run back, or to the gang's next fork. Copies into it are not made any more.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leafage.core.batch import Item, ItemOutput, Logits, Sample, SampledToken
-from leafage.core.protocols import StopCheck
+from leafage.core.batch import Item, ItemOutput, Logits, Sample, SampledToken, StepOutput
+from leafage.core.protocols import KV, StopCheck
 from leafage.core.request import FinishKind, FinishReason, Request, Sequence, derive
 
 
@@ -32,7 +32,7 @@ def build_item(chunk: Chunk) -> Item:
     top_k = params.logprobs or 0
     if request.beams is not None:
         top_k = max(top_k, request.beams.num_candidates)
-    if end == len(tokens):
+    if end == len(tokens) and request.pin is None:
         logits = Logits.LAST
         samples.append(Sample(seq.index, end, seq.seed))
         if request.beams is None and len(request.sequences) == 1:
@@ -70,6 +70,34 @@ def new_prompt_logprobs(chunk: Chunk, result: ItemOutput) -> list[SampledToken]:
     new = [result.prompt_logprobs[row - chunk.start] for row in rows if row >= done]
     request.num_prompt_logprobs = max(done, rows.stop)
     return new
+
+
+def discard_untrusted(
+    chunks: list[Chunk], output: StepOutput, running: list[Request], kv: KV
+) -> tuple[dict[str, str], set[str]]:
+    """Un-publish what unusable rows and failed transfers leave behind; before the step is committed.
+
+    Returns:
+        The errors of requests with unusable rows, by request id; and the ids of requests that rely on what
+        never arrived.
+    """
+    errors = {
+        chunk.request.request_id: result.row_error
+        for chunk, result in zip(chunks, output.items, strict=True)
+        if result.row_error is not None
+    }
+    again: set[str] = set()
+    if not errors and not output.failed_transfers:
+        return errors, again
+    failed = {transfer.seq_id for transfer in output.failed_transfers}
+    for request in running:
+        for seq in request.live:
+            if seq.seq_id in failed:
+                again.add(request.request_id)
+            if seq.seq_id in failed or request.request_id in errors:
+                owners = {id(other.gang) for other in kv.discard(seq)}
+                again |= {r.request_id for r in running if id(r.sequences) in owners}
+    return errors, again
 
 
 def finish_reason(

@@ -20,11 +20,12 @@ from leafage.core.batch import Batch, SampledToken, StepOutput
 from leafage.core.beam import BeamSearch
 from leafage.core.counters import SchedulerCounters
 from leafage.core.misses import note_miss
+from leafage.core.pins import PrefixPin
 from leafage.core.policy import MAX_PASSES, PolicyMaker, make_policy
 from leafage.core.protocols import KV, StopCheck
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
-from leafage.core.rows import Chunk, build_item, finish_reason, new_prompt_logprobs
+from leafage.core.rows import Chunk, build_item, discard_untrusted, finish_reason, new_prompt_logprobs
 from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError, LeafageError, RequestError
 
@@ -324,6 +325,9 @@ class Scheduler:
                     self.counters.count_prefix(request)
             prompt_logprobs = new_prompt_logprobs(chunk, result) if result.prompt_logprobs else []
             draws = chunk.end == len(seq.tokens)
+            if draws and request.pin is not None:
+                self._pin(request, seq, request.pin)
+                continue
             if draws and request.beams is None:
                 self._append(request, seq, result.sampled, prompt_logprobs, deltas)
                 continue
@@ -336,7 +340,17 @@ class Scheduler:
             self._advance_beams(request_id, beam_rows, deltas)
         self._chunks = []
         self._finish_aborts()
+        if dropped:
+            self.kv.pins.recompute_lost(self.add)
         return deltas
+
+    def _pin(self, request: Request, seq: Sequence, pin: PrefixPin) -> None:
+        """The prefix is computed: the pin holds it, and its request ends."""
+        if self.kv.pins.take_over(self.kv, seq, pin):
+            self.admission.leave(seq, keep_tail=False)
+            self._finish(request, FinishReason(FinishKind.STOP))
+        else:
+            self.admission.restart(request)
 
     def _append(
         self,
@@ -401,23 +415,8 @@ class Scheduler:
 
         Returns the ids of all of them: their results of this step do not count.
         """
-        errors = {
-            chunk.request.request_id: result.row_error
-            for chunk, result in zip(self._chunks, output.items, strict=True)
-            if result.row_error is not None
-        }
-        if not errors and not output.failed_transfers:
-            return set()
-        failed = {transfer.seq_id for transfer in output.failed_transfers}
-        again: set[str] = set()
-        for request in self.roster.running:
-            for seq in request.live:
-                if seq.seq_id in failed:
-                    again.add(request.request_id)
-                if seq.seq_id in failed or request.request_id in errors:
-                    owners = {id(other.gang) for other in self.kv.discard(seq)}
-                    again |= {r.request_id for r in self.roster.running if id(r.sequences) in owners}
-        for request in self.roster.running[:]:
+        errors, again = discard_untrusted(self._chunks, output, self.roster.running, self.kv)
+        for request in self.roster.running[:] if errors or again else ():
             if request.request_id in errors:
                 error = RequestError(
                     "the model gave unusable logits",
@@ -427,7 +426,7 @@ class Scheduler:
                 deltas += self._end(request, FinishReason(FinishKind.ERROR, error=error))
             elif request.request_id in again:
                 self.admission.restart(request)
-        return again.union(errors)
+        return errors.keys() | again
 
     def fail(self, batch: Batch, error: LeafageError) -> list[Delta]:
         """The whole batch failed: end its requests with `error`, un-publish what they were computing.
@@ -467,13 +466,16 @@ class Scheduler:
             if i not in ended
         ]
         self._finish(request, reason)
-        return [] if request.request_id in self._aborting else deltas
+        return [] if request.pin is not None or request.request_id in self._aborting else deltas
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.kv.swap.drop(request.sequences)
         self.roster.remove(request)
         for seq in request.sequences:
             seq.gang = []  # no reference cycle: freed at once, without the garbage collector
+        if request.pin is not None:
+            self.kv.pins.ended(request.pin, reason)
+            return
         self.counters.count_prefix(request)
         self.counters.finished[reason.kind.value] += 1
 

@@ -161,6 +161,8 @@ class Swap:
                 seq.block_table.append(blocks[slot])
             kv.complete(seq, nodes, leader.block_table[:shared] if seq is not leader else [])
             kv.resume_at(seq, seq.num_lost)
+            if kv.duplicates is not None:
+                kv.duplicates.extend(seq, seq.num_lost)
             self._returned.append(seq)
         self.counters.blocks_in += len(blocks)
         if not blocks:  # the index had all of it: no step to wait for

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Usage:
     """Slots (one per token) by what they are for; stored + reservation + internal + external + cached + free
-    is the pool.
+    + pinned is the pool.
 
     Attributes:
         stored: written for running requests, as of the end of the current step; shared ones count once.
@@ -33,6 +33,7 @@ class Usage:
         cached: of blocks that only the prefix index keeps (or a copy of this step); a request that needs
             them gets them.
         free: all others.
+        pinned: of blocks that no running request holds and pins keep.
         duplicates: of `stored`: full blocks that hold what another block holds as well. A prefix index
             merges them; it is not asked about sequences that publish no more since a step failed.
     """
@@ -43,6 +44,7 @@ class Usage:
     external: float = 0
     cached: float = 0
     free: float = 0
+    pinned: float = 0
     duplicates: float = 0
 
     @property
@@ -87,19 +89,25 @@ def paged_usage(kv: KVManager, running: Iterable[Request]) -> Usage:
             internal += beyond
     usage.reservation += unwritten - internal
     usage.internal += internal
+    store = kv.store
     of_copies = {block for copy in kv.copies for block in (copy.src, copy.dst)}
-    copied = sum(_only_copied(kv.store, block) for block in of_copies)
-    usage.cached = (kv.num_cached + copied) * size
+    copied = [block for block in of_copies if _only_copied(store, block)]
+    copied_pinned = sum(block in store.pinned for block in copied)
+    pinned = store.num_only_pinned + copied_pinned
+    cached = len(copied) - copied_pinned
+    usage.pinned = pinned * size
+    usage.cached = (kv.num_cached + cached) * size
     usage.free = kv.num_free * size
-    usage.stored = (kv.num_active - copied) * size - usage.reservation - usage.internal  # shared ones once
+    active = kv.num_active - pinned - cached
+    usage.stored = active * size - usage.reservation - usage.internal  # shared ones once
     if kv.duplicates is not None:
         usage.duplicates = kv.duplicates.num_blocks * size
     return usage
 
 
 def _only_copied(store: BlockStore, block: int) -> bool:
-    """Whether a block is active only for a copy: a cached source, or one whose sequence left since."""
-    return store.owners(block) == (store.node_of(block) is not None)
+    """Whether no sequence holds a copied block: a cached source, or one whose sequence left since."""
+    return store.owners(block) == (store.node_of(block) is not None) + (block in store.pinned)
 
 
 def _add_gang(usage: Usage, request: Request, size: int) -> None:
@@ -143,7 +151,8 @@ class UsageSeconds:
         sums[3] += usage.external * seconds
         sums[4] += usage.cached * seconds
         sums[5] += usage.free * seconds
-        sums[6] += usage.duplicates * seconds
+        sums[6] += usage.pinned * seconds
+        sums[7] += usage.duplicates * seconds
 
 
 class Duplicates:

@@ -14,6 +14,7 @@ from leafage.engine.engine import Engine
 from leafage.engine.engine_thread import EngineThread
 from leafage.engine.inputs import InputProcessor, Prompt
 from leafage.engine.output import OutputProcessor, RequestOutput
+from leafage.engine.pins import Pin
 
 
 class AsyncEngine:
@@ -69,6 +70,23 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends with finish reason 'abort'."""
         await asyncio.shield(asyncio.wrap_future(self._thread.abort([request_id])))
+
+    async def pin_prefix(
+        self, prompt: Prompt, ttl: float | None = None, cache_salt: str = "", *, priority: int = 0
+    ) -> Pin:
+        """Keep a prefix cached, see `LLM.pin_prefix`. Cancelled while it is computed, it pins nothing."""
+        prefix = self._inputs.prefix(prompt, cache_salt=cache_salt, priority=priority)
+        accepted, held = self._thread.pin(prefix, ttl)
+        try:
+            await asyncio.shield(asyncio.wrap_future(accepted))
+            return await asyncio.wrap_future(held)
+        except BaseException:
+            self._thread.abandon_pin(accepted)
+            raise
+
+    async def list_pins(self) -> list[Pin]:
+        """All pins, the oldest first."""
+        return await asyncio.shield(asyncio.wrap_future(self._thread.pins()))
 
     def close(self) -> None:
         """Stop the engine thread; streams that still run end with an error."""

@@ -7,10 +7,11 @@ from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Protocol
 
 from leafage.core.batch import NO_OUTPUT, Batch
-from leafage.core.protocols import Executor
+from leafage.core.protocols import Clock, Executor
 from leafage.core.request import Delta, Request
 from leafage.core.sampling_params import SamplingParams
 from leafage.core.step_times import StepTimes
+from leafage.engine.pins import OnEnd, PinKeeper
 from leafage.errors import ExecutorError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Engine:
     Args:
         scheduler: decides what each step computes.
         executor: computes it; the engine does not know which one.
+        clock: by which pins expire.
         vocab_size: prompts and parameters may name the token ids 0 ... vocab_size - 1.
         eos_token_ids: end-of-generation ids of the model.
         seed: makes the seeds that are drawn for requests without one repeatable.
@@ -44,6 +46,7 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         *,
+        clock: Clock,
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
@@ -57,10 +60,12 @@ class Engine:
         self.observer = observer
         self.times = times or StepTimes()
         self.num_observer_errors = 0
+        self.pins = PinKeeper(scheduler, clock)
         self._seeds = random.Random(seed)
 
     def step(self) -> list[Delta]:
         """Schedule, execute, update. Returns what became known, in the order it was drawn."""
+        self.pins.expire()
         batch = self.scheduler.schedule()
         self._observe("scheduled", batch)
         self.times.lap("schedule")
@@ -72,6 +77,7 @@ class Engine:
             deltas = self.scheduler.fail(batch, _wrapped(error))
         else:
             deltas = self.scheduler.update(batch, output)
+        self.pins.settle()
         self._observe("stepped", batch, deltas)
         self.times.lap("update")
         return deltas
@@ -120,6 +126,42 @@ class Engine:
             return False
         self._observe("aborted", request_id)
         return True
+
+    def pin_prefix(
+        self,
+        token_ids: SequenceOf[int],
+        *,
+        ttl: float | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        on_end: OnEnd | None = None,
+    ) -> str:
+        """Keep a prefix cached until it is released or expires. What is not cached yet is computed first.
+
+        Args:
+            ttl: seconds after which it expires, from when it is computed; None: never.
+            cache_salt: of the requests that are to share it.
+            priority: of computing it; lower runs first.
+            on_end: told once, when the pin holds (maybe before this returns) or has failed.
+
+        Returns:
+            The pin's id, for `unpin`.
+
+        Raises:
+            InvalidParameterError: the prefix is empty, a token id is outside the vocabulary, or ttl is not
+                positive.
+            PinRefusedError: all pins together would hold more than their share of the KV cache.
+            RequestTooLargeError: no request could ever use so long a prefix.
+            UnsupportedError: the engine keeps no prefix cache.
+        """
+        prefix = list(token_ids)
+        if prefix:
+            self._check_ids("prefix token id", min(prefix), max(prefix))
+        return self.pins.pin(prefix, ttl=ttl, cache_salt=cache_salt, priority=priority, on_end=on_end)
+
+    def unpin(self, pin_id: str) -> bool:
+        """Make a pin's blocks ordinary cache. False when there is none by that id (any more)."""
+        return self.pins.release(pin_id)
 
     @property
     def has_unfinished(self) -> bool:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from leafage.core.pins import PrefixPin
 from leafage.core.request import FinishKind, FinishReason
 from leafage.engine.engine import Engine
 from leafage.engine.inputs import NewRequest
 from leafage.engine.output import OutputProcessor, Sink
+from leafage.engine.pins import Pin
 from leafage.errors import LeafageError, RequestError
 
 T = TypeVar("T")
@@ -59,6 +61,46 @@ class EngineThread:
     def abandon(self, accepted: Future[None], request_ids: list[str]) -> None:
         """Nobody waits for these requests any more: abort them, if `submit` accepted or will accept them."""
         accepted.add_done_callback(lambda done: None if done.exception() else self.abort(request_ids))
+
+    def pin(self, prefix: NewRequest, ttl: float | None) -> tuple[Future[str], Future[Pin]]:
+        """Keep a prefix cached, see `Engine.pin_prefix`.
+
+        Returns:
+            A future that is done when the pin is accepted, with its id, or the error of the refusal; and, for
+            an accepted one, a future that is done when its prefix is computed.
+        """
+        held: Future[Pin] = Future()
+
+        def ended(pin: PrefixPin) -> None:
+            if not held.set_running_or_notify_cancel():
+                return
+            if pin.error is not None:
+                held.set_exception(pin.error)
+            else:
+                held.set_result(self._engine.pins.describe(pin, self.unpin))
+
+        def start() -> str:
+            return self._engine.pin_prefix(
+                prefix.prompt_token_ids,
+                ttl=ttl,
+                cache_salt=prefix.cache_salt,
+                priority=prefix.priority,
+                on_end=ended,
+            )
+
+        return self.call(start), held
+
+    def abandon_pin(self, accepted: Future[str]) -> None:
+        """Nobody waits for this pin any more: release it, if `pin` accepted or will accept it."""
+        accepted.add_done_callback(lambda done: None if done.exception() else self.unpin(done.result()))
+
+    def unpin(self, pin_id: str) -> Future[bool]:
+        """Release a pin; False when there is none by that id (any more)."""
+        return self.call(lambda: self._engine.unpin(pin_id))
+
+    def pins(self) -> Future[list[Pin]]:
+        """All pins."""
+        return self.call(lambda: self._engine.pins.list(self.unpin))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function between two steps."""
@@ -162,6 +204,7 @@ class EngineThread:
             if future.set_running_or_notify_cancel():
                 future.set_exception(self._gone())
         self._outputs.deliver()  # what a step made before something broke
+        self._engine.pins.give_up(self._gone())
         for request_id in self._outputs.request_ids:
             self._outputs.end(request_id, FinishReason(FinishKind.ERROR, error=self._gone()))
         if self._after_step is not None:

@@ -77,6 +77,19 @@ class InputProcessor:
             token_ids = _token_ids(ids)
         return NewRequest(request_id, token_ids, self.with_bad_words(params), text, priority, salt, tenant)
 
+    def prefix(self, prompt: Prompt, *, cache_salt: str = "", priority: int = 0) -> NewRequest:
+        """A prefix to pin: token ids, priority and cache salt of the result count.
+
+        Raises InvalidParameterError as `request`, and for two different salts.
+        """
+        new = self.request("", prompt, SamplingParams(), priority=priority)
+        if cache_salt and new.cache_salt not in ("", cache_salt):
+            raise InvalidParameterError(
+                "cache_salt is given twice", value=f"{new.cache_salt} and {cache_salt}"
+            )
+        new.cache_salt = cache_salt or new.cache_salt
+        return new
+
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
         """The parameters with the token ids of `bad_words` added: each word at the start of a text and
         after a space, where that gives other tokens."""

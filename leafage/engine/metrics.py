@@ -139,10 +139,12 @@ class EngineMetrics:
 def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | float]:
     """Counters and gauges of an engine, named as vLLM's where it has them. On the thread that steps it.
 
-    Counters only grow. Blocks: free + cached + active = total. Slots by kind (`core.usage.Usage`), now and,
+    Counters only grow. Blocks: free + cached + active = total;
+    pinned ones are active. Slots by kind (`core.usage.Usage`), now and,
     as `kv_slot_seconds`, summed over the time of steps; the same of running sequences: `seq_seconds`.
     """
     scheduler, kv = engine.scheduler, engine.scheduler.kv
+    engine.pins.expire()
     usage, seconds = kv.usage(scheduler.roster.running), metrics.usage_seconds
     counters = scheduler.counters
     return {
@@ -152,6 +154,8 @@ def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | floa
         "kv_blocks_free": kv.num_free,
         "kv_blocks_cached": kv.num_cached,
         "kv_blocks_active": kv.num_active,
+        "kv_blocks_pinned": kv.pins.num_blocks,
+        "num_pins": len(kv.pins),
         "kv_cache_usage_perc": kv.num_active / kv.num_blocks,
         "kv_blocks_evicted": kv.counters.evicted_blocks,
         **{f"kv_slots_{kind}": getattr(usage, kind) for kind in KINDS},

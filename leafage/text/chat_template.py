@@ -7,6 +7,7 @@ sandboxed, immutable, `trim_blocks` and `lstrip_blocks`, loop controls, `{% gene
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -23,6 +24,9 @@ from leafage.errors import InvalidParameterError, TemplateError, UnsupportedErro
 from leafage.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+
+_CONTINUATIONS = ("a", "Zz", "7", " ", "\n", "\n\nx", "-", "\u00e9")
+"""Contents that begin so differently that no token can hold the beginning of all of them."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
@@ -175,6 +179,31 @@ def encode_chat(
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids = [tokenizer.bos_id, *ids]
     return ids
+
+
+def encode_chat_prefix(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], **kwargs: Any
+) -> list[int]:
+    """Ids that all conversations share which begin with these messages: the longest common head of some that
+    go on differently.
+
+    Args:
+        kwargs: as of `encode_chat`.
+
+    Raises:
+        As `ChatTemplate.render`.
+    """
+    after_user = _enumerate(messages)[-1][1]
+    role = "assistant" if isinstance(after_user, Mapping) and after_user.get("role") == "user" else "user"
+    samples = [
+        encode_chat(tokenizer, template, [*messages, {"role": role, "content": content}], **kwargs)
+        for content in _CONTINUATIONS
+    ]
+    if role == "assistant":  # the usual continuation is drawn
+        samples.append(encode_chat(tokenizer, template, messages, **kwargs))
+    first, last = min(samples), max(samples)  # what these two have in common, all have
+    pairs = zip(first, last, strict=False)
+    return [token for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _enumerate(messages: Sequence[Message]) -> list[tuple[int, Message]]:

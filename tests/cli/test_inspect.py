@@ -22,6 +22,7 @@ def test_model(leafage: Callable, smollm2_path: Path) -> None:
         "134.5 M",
         "1,600 tokens",
         "100 blocks",
+        "for pinned prefixes",
         "Q4_1",
         "pre-tokenizer      smollm",
         "49,152 ids",

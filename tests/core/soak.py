@@ -27,6 +27,7 @@ def soak(num_steps: int, seed: int, *, steps_per_world: int = 250) -> dict[str, 
         "evictions": 0,
         "swaps": 0,
         "reserved": 0,
+        "pins": 0,
     }
     while totals["steps"] < num_steps:
         world_seed = rng.getrandbits(64)
@@ -47,6 +48,7 @@ def soak(num_steps: int, seed: int, *, steps_per_world: int = 250) -> dict[str, 
         totals["evictions"] += world.loop.kv.counters.evicted_blocks
         totals["swaps"] += counters.swap_ins
         totals["reserved"] += world.num_done if options else 0
+        totals["pins"] += world.num_pinned
     return totals
 
 

@@ -19,6 +19,7 @@ from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
 from leafage.core.hash_chain import HashChain
 from leafage.core.kv_manager import KVManager
+from leafage.core.pins import Pins, PrefixPin
 from leafage.core.policy import KeyOrder
 from leafage.core.prefix_index import Key, Node, NodeIndex
 from leafage.core.prefix_watch import PrefixWatch
@@ -302,6 +303,46 @@ def beams_out_of_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Request, "end_of", lambda self, seq: len(seq.tokens))
 
 
+def pin_leak(patch: pytest.MonkeyPatch) -> None:
+    """A released pin keeps its last block."""
+    let_go = Pins._let_go
+
+    def bad(self: Pins, pin: PrefixPin) -> None:
+        self._store.pinned[pin.nodes[-1].block] += 1  # type: ignore[union-attr]
+        let_go(self, pin)
+
+    patch.setattr(Pins, "_let_go", bad)
+
+
+def pin_without_count(patch: pytest.MonkeyPatch) -> None:
+    """A pinned block has no owner more: it is evicted all the same."""
+
+    def pin(self: BlockStore, block: int) -> None:
+        self.pinned[block] += 1
+
+    def unpin(self: BlockStore, block: int) -> None:
+        self.pinned[block] -= 1
+        if not self.pinned[block]:
+            del self.pinned[block]
+
+    patch.setattr(BlockStore, "pin", pin)
+    patch.setattr(BlockStore, "unpin", unpin)
+
+
+def pinned_leaf_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """A leaf that a sibling extends leaves the index under its pin."""
+    insert = BlockStore.insert
+
+    def bad(self: BlockStore, parent: Node, key: Key, block: int, publisher: int, *, pending: bool) -> Node:
+        shorter = self.index.superseded(parent, key)
+        node = insert(self, parent, key, block, publisher, pending=pending)
+        if shorter is not None and not shorter.detached:
+            self.forget(shorter)
+        return node
+
+    patch.setattr(BlockStore, "insert", bad)
+
+
 BY_CHECK: list[Plant] = [
     fork_without_count,
     lost_count,
@@ -332,6 +373,9 @@ BY_CHECK: list[Plant] = [
     resume_order,
     heir_of_another_beam,
     beams_out_of_step,
+    pin_leak,
+    pin_without_count,
+    pinned_leaf_is_dropped,
 ]
 BY_ANSWERS: list[Plant] = [
     fork_without_count,

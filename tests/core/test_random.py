@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from leafage.core.batch import Transfer
+from leafage.core.pins import PrefixPin
 from leafage.core.policy import POLICIES
 from leafage.core.request import FinishKind
-from leafage.errors import ExecutorError, RequestTooLargeError
+from leafage.errors import (
+    ExecutorError,
+    InvalidParameterError,
+    PinRefusedError,
+    RequestError,
+    RequestTooLargeError,
+    UnsupportedError,
+)
 from tests.core.soak import soak
 from tests.core.toy import Loop, num_answers
 from tests.core.world import World
@@ -26,7 +34,8 @@ def test_random_worlds_end_undisturbed(seed: int) -> None:
 def test_soak_of_ten_thousand_steps() -> None:
     totals = soak(10_000, seed=1)
     assert totals["steps"] >= 10_000
-    for event in ("answers", "preemptions", "prefix_hits", "copies", "evictions", "reserved"):
+    events = ("answers", "preemptions", "prefix_hits", "copies", "evictions", "reserved", "pins")
+    for event in events:
         assert totals[event] > 20, f"the soak saw {totals[event]} {event}: too few to prove anything"
 
 
@@ -48,6 +57,7 @@ class CoreMachine(RuleBasedStateMachine):
         num_swap_slots=st.sampled_from([0, 5, 100]),
         policy=st.sampled_from(sorted(POLICIES)),
         max_passes=st.integers(0, 3),
+        pinned=st.sampled_from([0, 0.3, 0.6]),
     )
     def start(
         self,
@@ -58,6 +68,7 @@ class CoreMachine(RuleBasedStateMachine):
         prefix_index: str,
         watermark: int,
         num_swap_slots: int,
+        pinned: float,
         **options: object,
     ) -> None:
         self.loop = Loop(
@@ -70,7 +81,9 @@ class CoreMachine(RuleBasedStateMachine):
             **options,
             vocab_size=3,
             num_swap_slots=num_swap_slots,
+            max_pinned_blocks=int(pinned * num_blocks),
         )
+        self.pins: list[PrefixPin] = []
         self.disturbed: set[str] = set()
 
     @rule(
@@ -94,11 +107,25 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loop.scheduler.has_unfinished)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        live = [r for r in self.loop.requests if self.loop.scheduler.roster.get(r) is not None]
+        live = [request.request_id for request in self.loop.scheduler.roster.requests()]
         request_id = data.draw(st.sampled_from(live))
         assert self.loop.scheduler.abort(request_id)
         self.disturbed.add(request_id)
         self.loop.verify()
+
+    @rule(prefix=st.lists(TOKENS, min_size=1, max_size=30), salt=st.sampled_from(["", "", "other"]))
+    def pin(self, prefix: list[int], salt: str) -> None:
+        try:
+            self.pins.append(self.loop.pin(prefix, salt=salt))
+        except (RequestTooLargeError, PinRefusedError, UnsupportedError, InvalidParameterError):
+            return
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pin = data.draw(st.sampled_from(self.pins))
+        self.pins.remove(pin)
+        assert self.loop.unpin(pin) or pin.error is not None
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
@@ -141,6 +168,9 @@ class CoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "loop"):
             return
         self.loop.run(20_000)
+        for pin in self.pins:
+            assert pin.held or isinstance(pin.error, (ExecutorError, RequestError))
+            self.loop.unpin(pin)
         assert self.loop.kv.num_active == 0
         for request_id, request in self.loop.requests.items():
             if request_id in self.disturbed:

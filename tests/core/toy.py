@@ -15,6 +15,7 @@ import numpy as np
 
 from leafage.core.batch import Batch, Item, ItemOutput, Logits, SampledToken, StepOutput, Transfer
 from leafage.core.kv_manager import KVManager
+from leafage.core.pins import PrefixPin
 from leafage.core.protocols import KV, PrefixIndex
 from leafage.core.request import Delta, FinishReason, Request
 from leafage.core.reserved import ReservedKVManager
@@ -167,9 +168,8 @@ class ToyExecutor:
             assert context == expected, (
                 f"{item.request_id} reads wrong K/V at {_first_difference(context, expected)}"
             )
-        assert bool(item.samples) == (end == len(item.history)), (
-            "samples without the last token, or none with it"
-        )
+        draws = end == len(item.history) and not item.request_id.startswith("pin")
+        assert bool(item.samples) == draws, "samples without the last token, or none with it"
         assert all(sample.position == end for sample in item.samples), "a sample has the wrong position"
         assert (item.logits is Logits.NONE) <= (not item.samples), "samples need logits"
         output = ItemOutput(row_error=self.row_errors.get(item.request_id))
@@ -278,13 +278,19 @@ class Loop:
         reservation: str | None = None,
         allocator: str = "first-fit",
         num_swap_slots: int = 0,
+        max_pinned_blocks: int = 0,
         **options: object,
     ) -> None:
         self.kv: KV
         if reservation is None:
             space = SwapSlots(num_swap_slots)
             self.kv = KVManager(
-                num_blocks, block_size, prefix_index, block_order=block_order, swap_space=space
+                num_blocks,
+                block_size,
+                prefix_index,
+                max_pinned_blocks=max_pinned_blocks,
+                block_order=block_order,
+                swap_space=space,
             )
         else:
             self.kv = ReservedKVManager(
@@ -304,6 +310,7 @@ class Loop:
         self.answers: dict[tuple[str, int], Answer] = {}
         self.requests: dict[str, Request] = {}
         self.num_added = 0
+        self.num_pins = 0
 
     def add(
         self,
@@ -331,6 +338,19 @@ class Loop:
         self.num_added += 1
         self.requests[request_id] = request
         return request_id
+
+    def pin(self, prefix: Iterable[int], *, salt: str = "", priority: int = 0) -> PrefixPin:
+        """The ids of pins start with "pin"."""
+        pin = PrefixPin(f"pin{self.num_pins}", list(prefix), salt, priority)
+        self.num_pins += 1
+        self.kv.pins.start(pin, self.scheduler.add)
+        self.verify()
+        return pin
+
+    def unpin(self, pin: PrefixPin) -> bool:
+        released = self.kv.pins.release(pin.pin_id, self.scheduler.abort)
+        self.verify()
+        return released
 
     def verify(self) -> None:
         if self.check:

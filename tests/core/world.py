@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from leafage.core.batch import Batch, StepOutput, Transfer
+from leafage.core.pins import PrefixPin
 from leafage.core.policy import POLICIES, Fair
 from leafage.core.request import FinishKind, Request
-from leafage.errors import ExecutorError, InvalidParameterError, RequestTooLargeError
+from leafage.errors import (
+    ExecutorError,
+    InvalidParameterError,
+    PinRefusedError,
+    RequestError,
+    RequestTooLargeError,
+    UnsupportedError,
+)
 from tests.core.toy import Loop, num_answers
 
 
@@ -26,6 +34,8 @@ class Rates:
     reset: float = 0.01
     transfer: float = 0.02
     swap: float = 0.02
+    pin: float = 0.05
+    unpin: float = 0.05
 
 
 class World:
@@ -51,6 +61,8 @@ class World:
             "max_passes": rng.choice([0, 1, 3, 48]),
             **options,
         }
+        if "reservation" not in options and settings["prefix_index"] != "none":
+            settings.setdefault("max_pinned_blocks", rng.choice([0, num_blocks // 4, num_blocks // 2]))
         if "reservation" in options:  # the pool must hold one
             settings["max_model_len"] = min(60, max(num_blocks * block_size // rng.choice([2, 3, 6]), 1))
         self.loop = Loop(num_blocks, block_size, **settings)  # type: ignore[arg-type]
@@ -60,6 +72,8 @@ class World:
         self.live: dict[str, bool] = {}  # id -> must end undisturbed
         self.num_done = 0
         self.passes: Counter[str] = Counter()
+        self.pins: list[PrefixPin] = []
+        self.num_pinned = 0
 
     def arrive(self) -> None:
         rng = self.rng
@@ -100,6 +114,34 @@ class World:
         n = rng.choice([1, 1, 1, 2, 3, 5])
         return {"n": n, "best_of": rng.choice([None, None, n + 1])}
 
+    def pin(self) -> None:
+        """The head of what others ask for."""
+        head = self.rng.choice(self.heads)
+        prefix = head[: self.rng.randint(1, len(head))]
+        try:
+            salt, priority = self.rng.choice(["", "", "other"]), self.rng.choice([0, 1])
+            pin = self.loop.pin(prefix, salt=salt, priority=priority)
+        except (RequestTooLargeError, InvalidParameterError, PinRefusedError, UnsupportedError):
+            return
+        self.pins.append(pin)
+
+    def unpin(self) -> None:
+        if self.pins:
+            assert self.loop.unpin(self.pins.pop(self.rng.randrange(len(self.pins))))
+
+    def check_pins(self) -> None:
+        """Every pin either holds or is being computed; those that ended otherwise say why."""
+        pins = self.loop.kv.pins
+        for pin in pins.news:
+            self.num_pinned += pin.held
+            if pin.error is not None and pin in self.pins:  # its batch failed, or its row
+                assert isinstance(pin.error, (ExecutorError, RequestError))
+                self.pins.remove(pin)
+        pins.news.clear()
+        assert {pin.pin_id for pin in pins} == {pin.pin_id for pin in self.pins}
+        for pin in self.pins:
+            assert pin.held == (self.loop.scheduler.roster.get(pin.pin_id) is None), "a pin is neither"
+
     def abort(self) -> None:
         candidates = [request_id for request_id, undisturbed in self.live.items() if undisturbed]
         if candidates:
@@ -117,6 +159,10 @@ class World:
         if rng.random() < rates.reset:
             loop.kv.reset_prefix_cache()
             loop.verify()
+        if rng.random() < rates.pin:
+            self.pin()
+        if rng.random() < rates.unpin:
+            self.unpin()
         waiting = loop.scheduler.roster.waiting[:]
         batch = loop.scheduler.schedule()
         loop.verify()
@@ -125,6 +171,7 @@ class World:
             self.abort()
         self._execute(batch)
         loop.verify()
+        self.check_pins()
         self._settle()
 
     def _count_passes(self, waiting: list[Request]) -> None:
@@ -194,7 +241,7 @@ class World:
         self.finish()
 
     def finish(self) -> None:
-        self.rates = Rates(0, 0, 0, 0, 0, 0, 0, 0)
+        self.rates = Rates(*[0.0] * len(fields(Rates)))
         limit = 4_000_000 // self.loop.scheduler.max_num_batched_tokens + 10_000
         while self.loop.scheduler.has_unfinished:
             self.step()
@@ -202,6 +249,8 @@ class World:
             assert limit > 0, "requests never end"
         self._settle()
         assert not self.live, "a request was lost"
+        while self.pins:
+            self.unpin()
         assert self.loop.kv.num_active == 0, "blocks leaked"
         self.loop.kv.swap.check([])
         self.assert_counters()

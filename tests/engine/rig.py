@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
 from leafage.core.kv_manager import KVManager
@@ -141,13 +142,15 @@ def make_rig(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 128,
     seed: int | None = None,
+    max_pinned_blocks: int = 0,
+    clock: Any = None,
 ) -> Rig:
     """An engine that answers every prompt with a text, or with what a function makes of the prompt's ids."""
     tokenizer = FakeTokenizer()
     script = (lambda prompt: tokenizer.encode(answer)) if isinstance(answer, str) else answer
     executor = ScriptedExecutor(script)
     stop_check = StopStringCheck()
-    kv = KVManager(num_blocks, block_size)
+    kv = KVManager(num_blocks, block_size, max_pinned_blocks=max_pinned_blocks)
     scheduler = Scheduler(
         kv,
         max_num_seqs=max_num_seqs,
@@ -155,10 +158,12 @@ def make_rig(
         max_model_len=max_model_len,
         stop_check=stop_check,
     )
-    metrics = EngineMetrics(FakeClock(), scheduler)
+    clock = clock or FakeClock()
+    metrics = EngineMetrics(clock, scheduler)
     engine = Engine(
         scheduler,
         executor,
+        clock=clock,
         vocab_size=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_ids,
         seed=seed,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leafage.errors import InvalidParameterError, TemplateError, UnsupportedError
 from leafage.text.byte_level import BYTE_OF_CHAR
-from leafage.text.chat_template import ChatTemplate, encode_chat
+from leafage.text.chat_template import ChatTemplate, encode_chat, encode_chat_prefix
 from leafage.text.tokenizer import Tokenizer
 
 CHATML = (
@@ -207,6 +207,37 @@ def test_one_bos(add_bos: bool, source: str, count: int) -> None:
     ids = encode_chat(model, ChatTemplate.of(model, source), user("hi"))
     assert ids.count(BOS) == count
     assert ids.index(BOS) == 0 if count else True
+
+
+MERGED = (  # the system prompt goes into the first user message, as with Gemma and Mistral
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] + '\n' %}"
+    "{% set messages = messages[1:] %}{% endif %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ '<|im_start|>' + (system if loop.first else '') + message['content'] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("source", [CHATML, MERGED])
+@pytest.mark.parametrize("num_turns", [1, 2, 3])
+def test_a_prefix_is_what_all_continuations_share(source: str, num_turns: int) -> None:
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    turns = [{"role": role, "content": f"turn {i}"} for i, role in enumerate(roles)]
+    own, chat = tokenizer(), template(source)
+    prefix = encode_chat_prefix(own, chat, turns[:num_turns])
+    text = bytes(token if token < 256 else 0 for token in prefix).decode()
+    assert f"turn {num_turns - 1}" in text
+    for content in ("what", " now", "\n", "<|im_end|>"):
+        nearly = {"role": roles[num_turns], "content": content}
+        for talk in ([*turns[:num_turns], nearly], turns[: num_turns + 1], turns):
+            if talk[-1]["role"] in ("user", "assistant"):
+                assert encode_chat(own, chat, talk)[: len(prefix)] == prefix
+
+
+def test_a_prefix_needs_messages() -> None:
+    with pytest.raises(InvalidParameterError, match="messages is empty"):
+        encode_chat_prefix(tokenizer(), template(CHATML), [])
 
 
 @pytest.mark.real_model
