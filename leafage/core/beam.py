@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from struct import pack, unpack
 
 from leafage.core.batch import SampledToken
@@ -119,15 +119,23 @@ class BeamSearch:
         return self.running
 
     def _candidates(self, rows: Sequence[SampledToken]) -> list[tuple[float, int, int, int, float]]:
-        """(-score, beam, token id, rank in its row, log-probability) of the best, in order."""
-        found = []
+        """(-score, beam, token id, rank in its row, log-probability) of the best, in order.
+
+        A row is sorted, so what follows a candidate that is not among the best so far is not either.
+        """
+        count = self.num_candidates
+        found: list[tuple[float, int, int, int, float]] = []
         for parent, row in enumerate(rows):
             base = self.running[parent].score if self.running else 0.0
-            for rank, (token_id, logprob) in enumerate(row.top[: self.num_candidates], start=1):
-                if isfinite(logprob):  # -inf: banned
-                    found.append((-_float32(base + _float32(logprob)), parent, token_id, rank, logprob))
-        found.sort()
-        return found[: self.num_candidates]
+            worst = found[-1][0] if len(found) == count else inf
+            for rank, (token_id, logprob) in enumerate(row.top[:count], start=1):
+                negated = -_float32(base + _float32(logprob))
+                if negated > worst or logprob == -inf:  # -inf: banned
+                    break
+                found.append((negated, parent, token_id, rank, logprob))
+            found.sort()
+            del found[count:]
+        return found
 
     def _keep(self, new: list[Hypothesis]) -> None:
         """Merge new hypotheses into the best `beam_width`; of equal ones the earlier stays ahead."""
