@@ -34,7 +34,7 @@ def test_every_field_says_what_it_does() -> None:
         ({"cache_type_k": "q8_0"}, "did you mean kv_cache_dtype"),
         ({"quantize": "q5"}, "unknown quantize; got 'q5'"),
         ({"kv_cache_bytes": 1, "kv_cache_tokens": 1}, "give one of them"),
-        ({"max_num_seqs": 600}, "max_num_batched_tokens = 512"),
+        ({"max_num_seqs": 600}, "max_num_batched_tokens = 256"),
         ({"prefix_index": "trie"}, "unknown prefix_index; got 'trie'; limit: radix or hash_chain or none"),
         ({"kv": "reserved"}, "unknown kv; got 'reserved'; limit: paged or reserved-max or .*oracle-buddy"),
         ({"pinned_share": 1.0}, "pinned_share is out of range; got 1.0; limit: 0 to 0.9"),
