@@ -70,8 +70,7 @@ class EngineConfig:
         "default: bfloat16 (with compute 'float32': float32, and nothing else)",
     )
     max_num_seqs: int = _setting(256, "most sequences computed in one step")
-<<<<<<< HEAD
-    max_num_batched_tokens: int = _setting(512, "token budget: most tokens computed in one step")
+    max_num_batched_tokens: int = _setting(256, "token budget: most tokens computed in one step")
     policy: str = _setting(
         "fcfs",
         "which waiting request is admitted next, among those of the highest priority: 'fcfs' (the oldest), "
@@ -79,9 +78,6 @@ class EngineConfig:
         "'depth_first' (prompts with a common prefix together), 'shortest_prompt', or 'fair' (the tenant "
         "that was served least)",
     )
-=======
-    max_num_batched_tokens: int = _setting(256, "token budget: most tokens computed in one step")
->>>>>>> 10d2864 (A token budget of 256: chat's first tokens and gaps, by compare.py's W5)
     prefix_index: str = _setting(
         "radix",
         "how the K/V of common prefixes is found and shared between requests: 'radix' (to the token), "
