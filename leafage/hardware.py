@@ -7,7 +7,7 @@ fields for this machine replaces them.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from leafage.errors import InvalidParameterError
@@ -55,3 +55,7 @@ class Hardware:
                     f"hardware file: {name} is out of range", value=value, limit="a positive number"
                 )
         return cls(**numbers)
+
+    def save(self, file: Path) -> None:
+        """Write what `load` reads."""
+        file.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")

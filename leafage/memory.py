@@ -166,20 +166,26 @@ def swap_store(config: EngineConfig, plan: MemoryPlan, block_bytes: int) -> Swap
     return FileSwapStore(config.swap_path, plan.num_swap_slots, block_bytes)
 
 
-def restore_cost(
-    hardware: Hardware, program: Program, plan: MemoryPlan, *, num_threads: int, in_file: bool
-) -> RestoreCost:
-    """What `preemption = auto` compares, for this model on this hardware."""
+def prompt_work(program: Program) -> tuple[int, int]:
+    """Multiplications and additions of a prompt: in matrix products per token, and in attention per token and
+    earlier token."""
     from leafage.kernels.program import Kind
 
     body = program.ops[: program.head_start]
     weights = sum(w.rows * w.cols for op in body if op.kind is not Kind.EMBED for w in op.weights)
-    attention = [op.params for op in body if op.kind is Kind.ATTENTION]
-    flops = sum(4 * p["num_heads"] * program.kv.head_dim for p in attention)
+    heads = sum(op.params["num_heads"] for op in body if op.kind is Kind.ATTENTION)
+    return 2 * weights, 4 * heads * program.kv.head_dim
+
+
+def restore_cost(
+    hardware: Hardware, program: Program, plan: MemoryPlan, *, num_threads: int, in_file: bool
+) -> RestoreCost:
+    """What `preemption = auto` compares, for this model on this hardware."""
+    ops, flops = prompt_work(program)
     bandwidth = hardware.file_bytes if in_file else hardware.copy_bytes
     return RestoreCost(
         per_block=2 * plan.block_bytes / bandwidth,
         per_transfer=TRANSFER_SECONDS,
-        per_token=2 * weights / (hardware.ops * num_threads),
+        per_token=ops / (hardware.ops * num_threads),
         per_pair=flops / (hardware.attention_flops * num_threads),
     )

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "resources": set(),
     "hardware": set(),
     "memory": EVERYTHING,
+    "calibration": EVERYTHING,
     "errors": set(),
     "build": EVERYTHING,
     "llm": EVERYTHING,
