@@ -2,9 +2,10 @@
 
     python benchmarks/paging_gain.py [--json FILE] [--repetitions 3]
 
-The same engine, scheduler and kernels run all systems; only where sequences put their K and V differs. All
-give the same tokens, which is checked. Systems take turns; the table has medians and ranges. With `--json`
-the runs are added to those that FILE has, so that a long comparison can be made in pieces.
+The same engine, scheduler and kernels run all systems; only where sequences put their K and V differs, and,
+for `static`, when requests are admitted. All give the same tokens, which is checked. Systems take turns; the
+table has medians and ranges. With `--json` the runs are added to those that FILE has, so that a long
+comparison can be made in pieces.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "pow2": {"kv": "reserved-pow2"},
     "pow2, buddy": {"kv": "reserved-pow2-buddy"},
     "max": {"kv": "reserved-max"},
+    "static, max": {"kv": "reserved-max", "policy": "static"},
 }
 KV_TOKENS = 2048
 MAX_MODEL_LEN = 1024

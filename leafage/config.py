@@ -31,7 +31,7 @@ _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
 }
 
 
-_POLICIES = ("fcfs", "first_fit", "longest_prefix", "depth_first", "shortest_prompt", "fair")
+_POLICIES = ("fcfs", "first_fit", "longest_prefix", "depth_first", "shortest_prompt", "fair", "static")
 _RESERVED = ("reserved-max", "reserved-pow2", "reserved-oracle")
 _KV = ("paged", *_RESERVED, *(f"{reserved}-buddy" for reserved in _RESERVED))
 
@@ -75,8 +75,8 @@ class EngineConfig:
         "fcfs",
         "which waiting request is admitted next, among those of the highest priority: 'fcfs' (the oldest), "
         "'first_fit' (the oldest that fits into the KV cache), 'longest_prefix' (most of it is cached), "
-        "'depth_first' (prompts with a common prefix together), 'shortest_prompt', or 'fair' (the tenant "
-        "that was served least)",
+        "'depth_first' (prompts with a common prefix together), 'shortest_prompt', 'fair' (the tenant that "
+        "was served least), or 'static' (a batch at a time, as older systems do, to compare with)",
     )
     prefix_index: str = _setting(
         "radix",

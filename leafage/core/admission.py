@@ -199,7 +199,9 @@ class Admission:
             if roster.waiting[0].priority >= roster.running[-1].priority:
                 break
             order = roster.policy.order(roster.waiting)
-            request = next(request for request in order if not roster.blocked(request))
+            request = next((request for request in order if not roster.blocked(request)), None)
+            if request is None:  # a static batch is under way
+                break
             if not self.admit(request, step) and not self._replace_lower(request, step):
                 break
             budget -= sum(len(seq.tokens) - seq.num_computed for seq in request.live)

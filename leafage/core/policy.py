@@ -246,6 +246,33 @@ class Fair(Policy):
                 self._settled.pop(tenant, None)
 
 
+class Static(Policy):
+    """Static batches, first come, first served: nothing is admitted while an earlier batch runs.
+
+    A batch is what waits when nothing runs. It is admitted as memory and the token budget allow, until the
+    first of it ends; all others wait until all of it ended. So FasterTransformer is served behind a scheduler
+    that batches (Kwon et al., SOSP 2023, section 6.1): a baseline. Padding, and that answers come out only
+    with the whole batch, are not modelled.
+    """
+
+    def __init__(self, kv: KV, max_passes: int = MAX_PASSES) -> None:
+        super().__init__(kv, max_passes)
+        self._batch: list[Request] = []  # admitted so far
+        self._last = -1  # the latest arrival that may join
+
+    def remove(self, request: Request) -> None:
+        self._batch.append(request)
+
+    def order(self, waiting: Sequence[Request]) -> Iterator[Request]:
+        running = sum(request.status is RequestStatus.RUNNING for request in self._batch)
+        if running == 0:
+            self._batch = []
+            self._last = max((request.arrival for request in waiting), default=-1)
+        elif running < len(self._batch):
+            return iter(())
+        return (request for request in waiting if request.arrival <= self._last)
+
+
 def _service(request: Request) -> int:
     if request.num_cached is None:
         return 0
@@ -270,6 +297,7 @@ POLICIES: dict[str, PolicyMaker] = {
     "depth_first": DepthFirst,
     "shortest_prompt": ShortestPrompt,
     "fair": Fair,
+    "static": Static,
 }
 
 

@@ -220,14 +220,14 @@ class ReservedKVManager:
         Args:
             request: holds no blocks yet.
             limit: of cached tokens; there are none.
-            watermark: blocks that must stay free.
+            watermark: not kept: it is for growth, and all growth is reserved.
 
         Returns:
             Whether it fits. Nothing changes when it does not.
         """
         members = request.live
         count, length = self._runs_for(request)
-        if self._arena.rounded(length) * count + watermark > self.num_free:
+        if self._arena.rounded(length) * count > self.num_free:
             return False
         runs: list[_Run] = []
         for _ in range(count):
@@ -264,8 +264,6 @@ class ReservedKVManager:
         for run in runs + [run for other in others for run in self._spare.get(other.request_id, ())]:
             arena.free(run.start, run.length)
         count, length = self._runs_for(request)
-        if arena.rounded(length) * count + watermark > arena.num_free:
-            return False
         return all(arena.allocate(length) is not None for _ in range(count))
 
     def _runs_for(self, request: Request) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -200,3 +201,73 @@ def test_tenants_that_left_are_forgotten() -> None:
 def test_every_policy_is_made_from_a_kv_manager_and_a_bound() -> None:
     for make in POLICIES.values():
         assert make(KVManager(4, 4), 7).max_passes == 7
+
+
+def test_static_batches_run_until_all_of_them_ended() -> None:
+    """Five wait, three run at once; then the two others and who arrived meanwhile."""
+    loop = Loop(policy="static", max_num_seqs=3)
+    for i, length in enumerate((2, 9, 4, 3, 3)):
+        loop.add([i], f"r{i}", max_tokens=length)
+    loop.step()
+    loop.add([7], "late", max_tokens=2)
+    batches = [loop.scheduler.num_running]
+    while loop.scheduler.has_unfinished:
+        before = {request.request_id for request in loop.scheduler.roster.running}
+        loop.step()
+        after = {request.request_id for request in loop.scheduler.roster.running}
+        if before and after - before:
+            raise AssertionError(f"{after - before} joined {before}")
+        if not before and after:
+            batches.append(len(after))
+    assert batches == [3, 3]
+    for request_id in loop.requests:
+        loop.assert_undisturbed(request_id)
+
+
+def test_a_static_batch_is_admitted_over_several_steps() -> None:
+    """The token budget takes the prompts of a batch in turns; who arrives meanwhile does not join."""
+    loop = Loop(policy="static", max_num_batched_tokens=16)
+    for i in range(4):
+        loop.add([i] * 20, f"r{i}", max_tokens=30)
+    loop.step()
+    assert 0 < loop.scheduler.num_running < 4
+    loop.add([9], "late", max_tokens=1)
+    for _ in range(12):
+        loop.step()
+    assert loop.scheduler.num_running == 4 and loop.scheduler.num_waiting == 1
+    loop.run()
+
+
+@pytest.mark.parametrize("reservation", [None, "max"])
+def test_nobody_joins_a_static_batch_of_which_one_ended(reservation: str | None) -> None:
+    """Not even when there is room; preempted ones wait, too, and nothing is lost."""
+    loop = Loop(16, 4, policy="static", max_model_len=32, reservation=reservation)
+    roster = loop.scheduler.roster
+    start, remove, stop = roster.start, roster.remove, roster.stop
+    broken = False
+    batches: list[int] = []
+
+    def started(request: Request) -> None:
+        nonlocal broken
+        if not roster.running:
+            broken = False
+            batches.append(0)
+        assert not broken
+        batches[-1] += 1
+        start(request)
+
+    def left(leave: Callable[[Request], None], request: Request) -> None:
+        nonlocal broken
+        broken = True
+        leave(request)
+
+    roster.start = started  # type: ignore[method-assign]
+    roster.remove = partial(left, remove)  # type: ignore[method-assign]
+    roster.stop = partial(left, stop)  # type: ignore[method-assign]
+    for i in range(9):
+        loop.add([i] * 5, f"r{i}", max_tokens=2 + 3 * i)
+    loop.run()
+    if reservation == "max":
+        assert batches == [2, 2, 2, 2, 1]
+    for request_id in loop.requests:
+        loop.assert_undisturbed(request_id)

@@ -158,6 +158,14 @@ def test_max_reservation_holds_few_requests_where_paging_holds_many() -> None:
     assert at_once(None) == 64
 
 
+def test_no_watermark_is_kept_for_growth_that_is_reserved() -> None:
+    loop = Loop(8, 4, max_model_len=16, reservation="max", watermark=1)
+    for i in range(3):
+        loop.add([i], max_tokens=3)
+    loop.step()
+    assert loop.scheduler.num_running == 2 and loop.kv.num_free == 0
+
+
 def test_an_admission_that_only_fragmentation_prevents_is_counted_once_per_request() -> None:
     loop = Loop(8, 4, max_model_len=32, reservation="oracle")
     for i, length in enumerate((3, 20, 3)):
