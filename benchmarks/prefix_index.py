@@ -3,7 +3,7 @@
     python benchmarks/prefix_index.py [--json FILE]
 
 Two workloads through the real scheduler and KVManager, each at three block sizes and three pools: few-shot
-(see ageing.py) and chat, 40 sessions of 5 turns over one system prompt of 100 tokens, in random order. Then
+(see ageing.py) and chat, 20 sessions of 5 turns over one system prompt of 100 tokens, in random order. Then
 what the indexes themselves cost: microseconds to match a cached prompt of 2,000 tokens, and to insert and to
 evict a block, and bytes per block.
 """
@@ -30,8 +30,8 @@ from leafage.core.radix_tree import RadixTree
 
 INDEXES = {"radix": RadixTree, "hash_chain": HashChain}
 BLOCK_SIZES = (16, 64, 256)
-POOLS = (4096, 16_384, 131_072)
-NUM_SESSIONS, NUM_TURNS = 40, 5
+POOLS = (2048, 8192, 32_768)
+NUM_SESSIONS, NUM_TURNS = 20, 5
 PROMPT_TOKENS = 2000
 NUM_PROMPTS = 160
 REPETITIONS = 7
