@@ -9,26 +9,6 @@ from hypothesis import strategies as st
 from leafage.core.radix_tree import RadixTree, common_run
 
 
-def grow(tree: RadixTree, tokens: list[int], salt: str = "", first_block: int = 0) -> None:
-    """Hang whole blocks (and a partial leaf) of `tokens`, held."""
-    node = tree.root(salt)
-    size = tree.block_size
-    for i in range(0, len(tokens), size):
-        key = tuple(tokens[i : i + size])
-        node = tree.child(node, key) or tree.insert(node, key, first_block + i // size)
-    tree.check()
-
-
-def test_match_walks_whole_blocks_within_one_salt() -> None:
-    tree = RadixTree(4)
-    grow(tree, list(range(12)))
-    assert [node.block for node in tree.match("", list(range(12)), 12)] == [0, 1, 2]
-    assert len(tree.match("", list(range(11)), 11)) == 2
-    assert len(tree.match("", list(range(12)), 7)) == 1, "max_tokens cuts"
-    assert len(tree.match("", [0, 1, 2, 3, 9, 9, 9, 9], 8)) == 1
-    assert tree.match("tenant", list(range(12)), 12) == []
-
-
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=12),
     st.lists(st.integers(0, 2), min_size=1, max_size=4),
