@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from leafage.llm import LLM
 
 BATCH_SIZES = (1, 64, 256)
-SHORTEST_PROMPT, LONGEST_PROMPT = 16, 32
+SHORTEST_PROMPT, LONGEST_PROMPT = 4, 12
 OUTPUT_TOKENS = {1: 128, 64: 64}
 """By batch size; more sequences need fewer steps for as many measured rows."""
 FEWEST_OUTPUT_TOKENS = 48
@@ -80,8 +80,8 @@ def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Over
     watched = engine.observer
     for repetition in range(repetitions):
         prompts = _prompts(repetition, batch_size, build.model.vocab_size)
-        # About as many steps as it takes to compute all prompts, and the measured ones.
-        prefill = sum(map(len, prompts)) // build.config.max_num_batched_tokens + 2
+        # The first one must still run when the last prompt is computed, and on through the measured steps.
+        prefill = _prompt_steps([len(prompt) for prompt in prompts], build.config.max_num_batched_tokens)
         length = prefill + OUTPUT_TOKENS.get(batch_size, FEWEST_OUTPUT_TOKENS)
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
         llm.reset_prefix_cache()
@@ -108,6 +108,16 @@ def measure_overhead(llm: LLM, batch_size: int, *, repetitions: int = 3) -> Over
     result.native = {part: seconds for part, seconds in native.items() if seconds > 0}
     result.mean = statistics.mean(sum(step.outside) for step in steps)
     return result
+
+
+def _prompt_steps(lengths: list[int], budget: int) -> int:
+    """About how many steps it takes to compute all prompts, while those that are done decode beside them."""
+    steps = done = 0
+    for running, end in enumerate(np.cumsum(lengths)):
+        while done < end:
+            done += max(budget - running, 1)
+            steps += 1
+    return steps + 2
 
 
 def _stream(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from leafage import LLM, InvalidParameterError
 from leafage.core.step_times import PARTS, StepTimes
-from leafage.overhead import measure_overhead
+from leafage.overhead import _prompt_steps, measure_overhead
 from tests.engine.rig import make_rig
 from tests.test_llm import llm_over
 
@@ -61,3 +61,9 @@ def test_a_pool_too_small_for_the_batch_is_said() -> None:
     rig = make_rig(lambda prompt: [100] * 1000, num_blocks=200, max_model_len=200)
     with llm_over(rig) as llm, pytest.raises(InvalidParameterError, match=expected):
         measure_overhead(llm, 64, repetitions=1)
+
+
+def test_prompts_take_longer_the_more_sequences_decode_beside_them() -> None:
+    assert _prompt_steps([10], 256) == 3
+    assert _prompt_steps([8] * 32, 256) == 3
+    assert _prompt_steps([8] * 256, 256) > 8 * 256 // 256 + 20
