@@ -113,6 +113,7 @@ class Request:
         counted: its prefix hits and misses are in the counters.
         leader: the sequence that computes the prompt for the gang.
         beams: the state of its beam search, None for one that draws.
+        num_unforked: siblings that the first sequence is forked into when the prompt's last row has drawn.
         pin: what it computes its prompt for, None for one that answers.
     """
 
@@ -140,7 +141,12 @@ class Request:
     counted: bool = False
     leader: Sequence | None = None
     beams: BeamSearch | None = None
+    num_unforked: int = field(init=False, default=0)
     pin: PrefixPin | None = None
+
+    def __post_init__(self) -> None:
+        if self.params.beam_width is None:
+            self.num_unforked = self.params.num_sequences - 1
 
     @property
     def live(self) -> list[Sequence]:

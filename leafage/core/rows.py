@@ -35,8 +35,8 @@ def build_item(chunk: Chunk) -> Item:
     if end == len(tokens) and request.pin is None:
         logits = Logits.LAST
         samples.append(Sample(seq.index, end, seq.seed))
-        if request.beams is None and len(request.sequences) == 1:
-            samples += [Sample(i, end, derive(request.seed, i)) for i in range(1, params.num_sequences)]
+        if request.num_unforked and len(request.sequences) == 1:
+            samples += [Sample(i, end, derive(request.seed, i)) for i in range(1, 1 + request.num_unforked)]
     if params.prompt_logprobs is not None and seq.index == 0:
         last_row = min(end, seq.num_prompt_tokens - 1)
         if request.num_prompt_logprobs < last_row:

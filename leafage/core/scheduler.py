@@ -361,7 +361,9 @@ class Scheduler:
         deltas: list[Delta],
     ) -> None:
         """The sequence (and, after a prompt, its new siblings) got a token each."""
-        members = [seq] + [self.admission.fork(request, seq) for _ in sampled[1:]]
+        members = [seq]
+        if len(sampled) > 1:
+            members += [self.admission.fork(request, seq) for _ in sampled[1:]]
         self.counters.generated_tokens += len(sampled)
         ended = None
         for member, token in zip(members, sampled, strict=True):

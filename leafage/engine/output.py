@@ -207,11 +207,14 @@ class _RequestState:
     prompt_logprobs_sent: bool = False
     sink_failed: bool = False
     last_words: RequestOutput | None = None
+    ranks: bool = field(init=False)
+    """Whether the answers are the best of more sequences, known when all have ended."""
+    streams: bool = field(init=False)
+    """Whether outputs come before the end."""
 
-    @property
-    def ranks(self) -> bool:
-        """Whether the answers are the best of more sequences, known when all have ended."""
-        return len(self.sequences) > self.request.params.n
+    def __post_init__(self) -> None:
+        self.ranks = len(self.sequences) > self.request.params.n
+        self.streams = self.stream and not self.ranks
 
     def answers(self) -> list[_SequenceState]:
         """What is sent at the end."""
@@ -341,7 +344,7 @@ class OutputProcessor:
                 sequence.text.finish()
                 sequence.pieces.append(sequence.text.take())
         state.num_running = 0
-        self._send(state, ended if state.stream and not state.ranks else state.answers())
+        self._send(state, ended if state.streams else state.answers())
 
     def _drop(self, state: _RequestState) -> None:
         if self._requests.get(state.request.request_id) is not state:
@@ -362,7 +365,7 @@ class OutputProcessor:
         if delta.tokens:
             self._append(state, sequence, delta.tokens)
         finish = delta.finish
-        streams = state.stream and not state.ranks
+        streams = state.streams
         if finish is None and not (streams and delta.tokens):
             return
         self._make_text(sequence, finish)
