@@ -64,12 +64,12 @@ def check_golden(path: Path, max_tokens: int) -> None:
     assert len(cases) == 20 and worst < TOLERANCE
 
 
-def test_b3_beam_search_equals_transformers(smollm2_path: Path) -> None:
+def test_b03_beam_search_equals_transformers(smollm2_path: Path) -> None:
     check_golden(smollm2_path, 12)
 
 
 @pytest.mark.soak
-def test_b3_beam_search_equals_transformers_for_64_tokens(smollm2_path: Path) -> None:
+def test_b03_beam_search_equals_transformers_for_64_tokens(smollm2_path: Path) -> None:
     check_golden(smollm2_path, 64)
 
 
@@ -116,7 +116,7 @@ def test_beams_equal_a_search_that_computes_every_step_from_scratch(
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_b4_beams_with_logprobs_and_stop_strings(assets: Assets, llm: LLM, include: bool) -> None:
+def test_b04_beams_with_logprobs_and_stop_strings(assets: Assets, llm: LLM, include: bool) -> None:
     """Texts, finish reasons and log-probabilities agree, streamed or not."""
     stops = [",", "\n\n", " formula"]
     params = SamplingParams(

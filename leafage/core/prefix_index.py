@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from leafage.core.prefix_watch import PrefixWatch
@@ -87,6 +87,9 @@ class NodeIndex(ABC):
     """
 
     whole_blocks_only = False
+    eviction_unit: Literal["block", "node"] = "block"
+    """`node` evicts a leaf with all above it that nobody else needs, as far as the path does not branch: what
+    SGLang's tree, whose edges are runs of tokens, calls a leaf."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -209,7 +212,15 @@ class NodeIndex(ABC):
                 break
         self.detach(node)
         self._remember(node)
-        return [node]
+        evicted = [node]
+        while self.eviction_unit == "node":
+            parent = evicted[-1].parent
+            if parent is None or parent.stamp is None or parent.num_children:
+                break
+            self.detach(parent)
+            self._remember(parent)
+            evicted.append(parent)
+        return evicted
 
     def detach(self, node: Node) -> None:
         """Remove a childless node from the index; its block is the caller's to drop."""

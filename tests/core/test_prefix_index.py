@@ -164,3 +164,18 @@ def test_no_index_keeps_nothing() -> None:
     for change in (lambda: index.insert(index.root(""), (1,), 0), index.evict):
         with pytest.raises(AssertionError):
             change()
+
+
+@BOTH
+def test_whole_leaves_go_at_once_up_to_where_the_path_branches(make: type[NodeIndex]) -> None:
+    index = make(1)
+    index.eviction_unit = "node"
+    grow(index, [1, 2, 3, 4])
+    grow(index, [1, 2, 5, 6], first_block=10)
+    for step, node in enumerate(list(index.nodes())[::-1]):
+        index.set_idle(node, step)
+    index.set_held(index.match("", [1], 1)[0])
+    assert [node.key for node in index.evict()] == [(6,), (5,)], "3 still hangs below 2"
+    assert [node.key for node in index.evict()] == [(4,), (3,), (2,)], "1 is held"
+    index.check()
+    assert index.num_idle == 0

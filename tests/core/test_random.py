@@ -31,6 +31,13 @@ def test_random_worlds_end_undisturbed(seed: int) -> None:
     World(random.Random(seed)).run(100)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_random_worlds_that_evict_whole_leaves(seed: int) -> None:
+    world = World(random.Random(seed), prefix_index="radix")
+    world.loop.kv.index.eviction_unit = "node"  # type: ignore[attr-defined]
+    world.run(150)
+
+
 def test_soak_of_ten_thousand_steps() -> None:
     totals = soak(10_000, seed=1)
     assert totals["steps"] >= 10_000

@@ -26,7 +26,7 @@ def _assert_answers(loop: Loop, ids: list[str]) -> None:
 
 
 @pytest.mark.parametrize("num_swap_slots", [0, 5, 100])
-def test_m3_some_request_always_progresses_whatever_the_swap_space_holds(num_swap_slots: int) -> None:
+def test_m03_some_request_always_progresses_whatever_the_swap_space_holds(num_swap_slots: int) -> None:
     loop, ids = _pressed(num_swap_slots)
     loop.run(500)
     _assert_answers(loop, ids)
@@ -44,7 +44,7 @@ def test_swapped_tokens_are_not_computed_again() -> None:
     assert loop.executor.num_rows == 3 * (9 + 29)
 
 
-def test_m4_a_gang_too_large_for_the_swap_space_is_computed_again() -> None:
+def test_m04_a_gang_too_large_for_the_swap_space_is_computed_again() -> None:
     loop = Loop(60, 4, num_swap_slots=8, preemption="swap")
     ids = [loop.add(range(i, i + 9), n=4, max_tokens=30, temperature=1.0, seed=i) for i in (0, 20)]
     loop.run()
@@ -115,7 +115,7 @@ def test_a_batch_that_fails_loses_what_it_moved_and_nothing_else(kind: str) -> N
     _assert_answers(loop, [request_id for request_id in ids if request_id not in failed])
 
 
-def test_m6_two_swapped_requests_and_room_for_one_and_a_half_do_not_block_each_other() -> None:
+def test_m06_two_swapped_requests_and_room_for_one_and_a_half_do_not_block_each_other() -> None:
     loop = Loop(15, 4, num_swap_slots=100, preemption="swap")
     ids = [loop.add(range(i, i + 9), max_tokens=30, temperature=1.0, seed=i) for i in (0, 20, 40, 60)]
     loop.run(1000)
@@ -179,3 +179,33 @@ def test_slots_are_freed_once() -> None:
 def test_an_unknown_preemption_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="preemption"):
         Loop(preemption="suspend")
+
+
+@pytest.mark.parametrize(
+    ("weights", "width", "layers", "token_bytes", "flops", "bandwidth", "recompute", "swaps"),
+    [
+        # OPT-13B on an A100, then Llama-3-8B on an H100; blocks of 1, 4, 8, 16, 32, 64 and 256 tokens
+        (12.58e9, 5120, 40, 800 << 10, 312e12, 25e9, 60.0, (43.8, 36.1, 34.8, 34.2, 33.9, 33.7, 33.6)),
+        (6.98e9, 4096, 32, 128 << 10, 989e12, 50e9, 10.9, (12.9, 5.2, 4.0, 3.3, 3.0, 2.8, 2.7)),
+    ],
+)
+def test_r5_4_restoring_512_tokens_on_the_papers_machines(
+    weights: float,
+    width: int,
+    layers: int,
+    token_bytes: int,
+    flops: float,
+    bandwidth: float,
+    recompute: float,
+    swaps: tuple[float, ...],
+) -> None:
+    rate = 0.7 * flops  # of the peak; 10 us a block and 0.5 ms a step beside it
+    for block_size, expected in zip((1, 4, 8, 16, 32, 64, 256), swaps, strict=True):
+        cost = RestoreCost(
+            per_block=2 * block_size * token_bytes / bandwidth,
+            per_transfer=10e-6,
+            per_token=2 * weights / rate,
+            per_pair=4 * layers * width / rate,
+        )
+        assert 1e3 * cost.swap(512 // block_size) == pytest.approx(expected, abs=0.06)
+        assert 1e3 * cost.recompute(512) + 0.5 == pytest.approx(recompute, abs=0.06)
