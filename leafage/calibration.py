@@ -13,7 +13,7 @@ import numpy as np
 
 from leafage.core.protocols import SwapStore
 from leafage.core.sampling_params import SamplingParams
-from leafage.errors import InvalidParameterError
+from leafage.errors import InvalidParameterError, RequestError
 from leafage.hardware import Hardware
 from leafage.memory import prompt_work
 from leafage.tier.swap_store import FileSwapStore, HostSwapStore
@@ -33,6 +33,7 @@ def calibrate(llm: LLM, *, repetitions: int = 5) -> Hardware:
 
     Raises:
         InvalidParameterError: max_model_len leaves no room for two lengths.
+        RequestError: a block did not come back.
     """
     build = llm.build
     longest = min(build.plan.max_model_len - 1, 2048)
@@ -98,10 +99,15 @@ def _transfer_rate(store: SwapStore, block_bytes: int, repetitions: int) -> floa
     blocks = np.random.default_rng(0).integers(0, 256, (NUM_BLOCKS, block_bytes), dtype=np.uint8)
     moves: tuple[Callable[[int, memoryview], bool], ...] = (store.save, store.load)
     seconds = []
-    for _ in range(repetitions):
+    for _ in range(repetitions + 1):  # the first one takes the memory from the system
         start = perf_counter()
         for move in moves:
             for slot in range(NUM_BLOCKS):
-                assert move(slot, blocks[slot].data), "a block was lost"
+                if not move(slot, blocks[slot].data):
+                    raise RequestError(
+                        "a block was lost on its way to the swap space and back",
+                        value=f"{block_bytes} bytes",
+                        remedy="check the disk that swap_path names",
+                    )
         seconds.append(perf_counter() - start)
-    return 2 * blocks.nbytes / statistics.median(seconds)
+    return 2 * blocks.nbytes / statistics.median(seconds[1:])

@@ -1,7 +1,8 @@
 """Speeds of a machine, as plain numbers from a file: what decisions by cost compare, the same in every run.
 
-Nothing is measured at start-up. `hardware.json` holds defaults for each instruction set; a file of the same
-fields for this machine replaces them.
+Nothing is measured at start-up. `hardware.json` holds defaults for each instruction set, as `leafage bench
+--calibrate` measured them on two Zen 4 cores (NEON's are AVX2's: no ARM machine was at hand); a file of the
+same fields for this machine replaces them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Hardware:
         ops: multiplications and additions of matrix products in a prompt, everything around them included.
         attention_flops: the same of a prompt's attention.
         copy_bytes: bytes that move between the KV pool and swap space in memory, checksum included.
-        file_bytes: the same for swap space in a file.
+        file_bytes: the same for swap space in a file, as long as the page cache holds it.
     """
 
     ops: float

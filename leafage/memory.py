@@ -23,8 +23,6 @@ KV_POOL_SHARE = 0.4
 SWAP_SHARE = 0.25
 PINNED_SHARE = 0.25
 """Of the KV pool, as far as a sequence of max_model_len still fits beside it."""
-TRANSFER_SECONDS = 20e-6
-"""Overhead of moving one block, in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +178,13 @@ def prompt_work(program: Program) -> tuple[int, int]:
 def restore_cost(
     hardware: Hardware, program: Program, plan: MemoryPlan, *, num_threads: int, in_file: bool
 ) -> RestoreCost:
-    """What `preemption = auto` compares, for this model on this hardware."""
+    """What `preemption = auto` compares. The bandwidths of the hardware are measured over whole blocks that
+    move one by one, so nothing comes on top.
+    """
     ops, flops = prompt_work(program)
     bandwidth = hardware.file_bytes if in_file else hardware.copy_bytes
     return RestoreCost(
         per_block=2 * plan.block_bytes / bandwidth,
-        per_transfer=TRANSFER_SECONDS,
         per_token=ops / (hardware.ops * num_threads),
         per_pair=flops / (hardware.attention_flops * num_threads),
     )

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from leafage.build import Assets
 
 # Before NumPy loads: BLAS threads that wait for a busy CPU slow the oracles down several times.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -53,6 +57,15 @@ def real_model(alias: str, file_name: str) -> Path:
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct, Q4_1, the default model."""
     return real_model("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="module")
+def assets(smollm2_path: Path) -> Assets:
+    """Weights and tokenizer of SmolLM2, for several engines."""
+    from leafage.build import load_assets
+    from leafage.config import EngineConfig
+
+    return load_assets(EngineConfig(model=str(smollm2_path)))
 
 
 @pytest.fixture(scope="session")

@@ -66,11 +66,6 @@ def test_a_tokenizer_that_cannot_be_made_ends_the_loading(
     assert len(seen) < 5 < len(golden.shapes)
 
 
-@pytest.fixture(scope="module")
-def assets(smollm2_path: Path) -> Assets:
-    return load_assets(EngineConfig(model=str(smollm2_path)))
-
-
 @pytest.mark.real_model
 def test_the_real_model_is_described(assets: Assets, smollm2_path: Path) -> None:
     config = EngineConfig(model=str(smollm2_path), kv_cache_tokens=2048, threads=1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leafage import memory
-from leafage.build import load_assets
+from leafage.build import Assets
 from leafage.config import EngineConfig
 from leafage.core.arena import Buddy, FirstFit
 from leafage.core.kv_manager import KVManager
@@ -123,8 +122,8 @@ def test_swap_space_is_in_memory_or_in_the_named_file(tmp_path: Any) -> None:
 
 
 @pytest.mark.real_model
-def test_moving_is_cheaper_than_computing_unless_the_disk_is_slow(smollm2_path: Path) -> None:
-    program = load_assets(EngineConfig(model=str(smollm2_path))).model.program
+def test_moving_is_cheaper_than_computing_unless_the_disk_is_slow(assets: Assets) -> None:
+    program = assets.model.program
     p = plan_memory(
         EngineConfig(kv_cache_tokens=1600),
         weight_bytes=0,

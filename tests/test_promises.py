@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from leafage import LLM, SamplingParams
-from leafage.build import Assets, load_assets
-from leafage.config import EngineConfig
+from leafage.build import Assets
 from tests.promises import Witness, engine, mixed_params, random_prompts, salted, tokens_of
 
 pytestmark = pytest.mark.real_model
@@ -25,11 +23,6 @@ MAX_TOKENS = 8
 PROMPTS = [*random_prompts(COUNT - 4, 2, 90, seed=1), *random_prompts(3, 140, 200, seed=2), [504]]
 PARAMS = mixed_params(COUNT, MAX_TOKENS)
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def assets(smollm2_path: Path) -> Assets:
-    return load_assets(EngineConfig(model=str(smollm2_path)))
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from leafage import LLM, SamplingParams
-from leafage.build import Assets, load_assets
-from leafage.config import EngineConfig
+from leafage.build import Assets
 from leafage.core.request import Request
 from leafage.engine.output import RequestOutput
 from tests.promises import Witness, engine, random_prompts, salted
@@ -52,11 +51,6 @@ def answers_of(outputs: list[RequestOutput]) -> Answers:
         ]
         for output in outputs
     ]
-
-
-@pytest.fixture(scope="module")
-def assets(smollm2_path: Path) -> Assets:
-    return load_assets(EngineConfig(model=str(smollm2_path)))
 
 
 @pytest.fixture(scope="module")

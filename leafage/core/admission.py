@@ -317,18 +317,18 @@ class Admission:
         return child
 
     def continue_beams(self, request: Request, beams: list[Beam]) -> None:
-        """Make the gang these beams: the first heir of a sequence goes on with it, further ones fork off, and
-        sequences without an heir leave."""
+        """Make the gang these beams: the first child of a beam goes on with its sequence, further ones fork
+        off, and sequences without a child leave."""
         parents = request.sequences[:]
-        heirs: set[int] = set()
+        continued: set[int] = set()
         for i in set(range(len(parents))).difference(beam.parent for beam in beams):
             self.leave(parents[i], keep_tail=False)
             parents[i].gang = []
         members = []
         for beam in beams:
             parent = parents[beam.parent]
-            members.append(self.fork(request, parent) if beam.parent in heirs else parent)
-            heirs.add(beam.parent)
+            members.append(self.fork(request, parent) if beam.parent in continued else parent)
+            continued.add(beam.parent)
         request.sequences[:] = members
         for seq, beam in zip(members, beams, strict=True):
             seq.tokens.append(beam.path.token.token_id)

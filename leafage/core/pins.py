@@ -172,7 +172,9 @@ class Pins:
     def ended(self, pin: PrefixPin, reason: FinishReason) -> None:
         """The request that computed it ended. If it does not hold by now, it never will."""
         if not pin.held and self._pins.pop(pin.pin_id, None) is not None:
-            pin.error = reason.error or RequestError("the request that computed the prefix was aborted")
+            pin.error = reason.error or RequestError(
+                "the request that computed the prefix was aborted", remedy="pin it again"
+            )
             self.news.append(pin)
 
     def recompute_lost(self, add: Callable[[Request], None]) -> None:

@@ -275,6 +275,21 @@ def swap_slots_leak(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Swap, "drop", bad)
 
 
+def slot_reused_in_its_step(patch: pytest.MonkeyPatch) -> None:
+    """A gang that is read back frees its slots at once."""
+    swap_in = KVManager.swap_in
+
+    def bad(self: KVManager, request: Request, watermark: int) -> bool:
+        fits = swap_in(self, request, watermark)
+        slots = [seq.swap_slots for seq in request.live]
+        self.swap.drop(request.live)
+        for seq, kept in zip(request.live, slots, strict=True):
+            seq.swap_slots = kept if fits else []
+        return fits
+
+    patch.setattr(KVManager, "swap_in", bad)
+
+
 def resume_order(patch: pytest.MonkeyPatch) -> None:
     """A preempted request goes behind those that wait already."""
 
@@ -288,7 +303,7 @@ def resume_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "stop", bad)
 
 
-def heir_of_another_beam(patch: pytest.MonkeyPatch) -> None:
+def child_of_another_beam(patch: pytest.MonkeyPatch) -> None:
     """The blocks of a forked beam are those of its gang's first."""
     fork = Admission.fork
 
@@ -370,8 +385,9 @@ BY_CHECK: list[Plant] = [
     wrong_swap_mapping,
     lost_transfer_is_trusted,
     swap_slots_leak,
+    slot_reused_in_its_step,
     resume_order,
-    heir_of_another_beam,
+    child_of_another_beam,
     beams_out_of_step,
     pin_leak,
     pin_without_count,
@@ -392,7 +408,7 @@ BY_ANSWERS: list[Plant] = [
     follower_runs_ahead,
     wrong_swap_mapping,
     lost_transfer_is_trusted,
-    heir_of_another_beam,
+    child_of_another_beam,
 ]
 
 
