@@ -1,6 +1,6 @@
 """Leafage beside its peers, on the same weights and prompts: one table of ratios, floors and verdicts.
 
-    python benchmarks/compare.py                          # all rows; about 20 minutes
+    python benchmarks/compare.py                          # all rows; about 35 minutes
     python benchmarks/compare.py --rows w1 w2 --json out.json
     python benchmarks/compare.py --rows w1 w2 --update out.json   # some rows again
 

@@ -132,7 +132,6 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=MAX_MODEL_LEN)
     parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--first-repetition", type=int, default=1, help="the next one, when adding to a file")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     settings = {
@@ -148,9 +147,9 @@ def main() -> None:
             raise SystemExit(f"{args.json} has runs of {known['settings']}, not of {header}")
         runs = known["runs"]
     assets = load_assets(EngineConfig(model=str(store.resolve(args.model)), threads=args.threads))
-    for repetition in range(args.first_repetition, args.first_repetition + args.repetitions):
+    for _ in range(args.repetitions):
         for system in args.systems:
-            seed = 100_000 * repetition
+            seed = 100_000 * (1 + sum(done["system"] == system for done in runs))  # the same for all systems
             measured = run(assets, system, args.workload, seed, settings)
             runs.append({"seed": seed, **asdict(measured)})
             say(measured)

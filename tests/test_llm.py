@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,15 +219,14 @@ def test_several_threads_share_the_batch(rig: Rig) -> None:
     rig.executor.pace = 0.002
     with llm_over(rig) as llm:
         results: dict[int, str] = {}
+        together = threading.Barrier(8)
 
         def client(number: int) -> None:
+            together.wait()
             results[number] = texts(llm.generate(f"client {number}", SamplingParams(max_tokens=30)))[0]
 
-        threads = [threading.Thread(target=client, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(client, range(8)))
         assert results == {i: f"client {i}"[::-1] for i in range(8)}
         assert rig.executor.steps < 8 * 9  # alone, each needs nine steps
 

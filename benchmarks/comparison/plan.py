@@ -41,7 +41,7 @@ VOCABULARY = 49_152  # SmolLM2's; the workloads take ids below 40,000, which all
 POOL_TOKENS = 20_480  # of the memory row: a little more than all tokens of W3
 PRESSED_TOKENS = 3_840  # a fifth of the 19,184 that the sequences of W3 fill in the end, in blocks of 16
 PRESSED_SLOTS = 7  # of llama.cpp: as many as have room for the longest request of W3 each
-TOKEN_BUDGETS = (64, 128, 256, 512)
+TOKEN_BUDGETS = (64, 128, 512)  # beside the default, 256
 
 OURS = Side(LEAFAGE, "Q4_1")
 OPENVINO, VLLM = Side("openvino", "Q4_1"), Side("vllm", "BF16")

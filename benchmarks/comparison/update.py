@@ -32,6 +32,10 @@ def updated(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
             rows.append(row)
         elif row["group"] not in {done["group"] for done in rows}:  # all of them where the first one stood
             rows += [again for again in new["rows"] if again["group"] == row["group"]]
+    earlier = [
+        {**entry, "groups": [group for group in entry["groups"] if group not in groups]}
+        for entry in old.get("again", [])
+    ]
     record, instead = dict(old["record"]), new["record"]
     measured = {
         (entry["side"], entry["workload"]) for name in ("samples", "errors") for entry in instead[name]
@@ -47,7 +51,7 @@ def updated(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         "rows": rows,
         "record": record,
         "again": [
-            *old.get("again", []),
+            *(entry for entry in earlier if entry["groups"]),
             {"date": new["date"], "load": new["load"], "groups": sorted(groups)},
         ],
     }

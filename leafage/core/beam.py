@@ -101,20 +101,16 @@ class BeamSearch:
         self._length += 1
         running: list[Beam] = []
         ended: list[Hypothesis] = []
-        num_kept = 0
         for place, (negated, parent, token_id, rank, logprob) in enumerate(self._candidates(rows)):
             score = -negated
             token = SampledToken(token_id, logprob, rank, rows[parent].top)
             path = Path(token, self.running[parent].path if self.running else None)
             finish = ends(parent, token_id)
-            if finish is not None:
-                ended.append(Hypothesis(_float32(score / self._discount(self._length)), path, finish))
-                num_kept += place < self._width
-            elif len(running) < self._width:
+            if finish is None and len(running) < self._width:
                 running.append(Beam(parent, path, score))
-        self._keep(ended[:num_kept])
-        if not running:  # then what ended behind the best places is better than no answer
-            self.finished += ended[num_kept : num_kept + self._width - len(self.finished)]
+            elif finish is not None and place < self._width:
+                ended.append(Hypothesis(_float32(score / self._discount(self._length)), path, finish))
+        self._keep(ended)
         self.running = running if self._can_improve(running) else []
         return self.running
 

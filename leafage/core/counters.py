@@ -42,6 +42,7 @@ class SchedulerCounters:
     prompt_tokens: int = 0
     """Tokens computed as part of prompts (or after a preemption), not counting decode rows."""
     generated_tokens: int = 0
+    """Tokens drawn; of a beam search those of its running beams."""
     finished: Counter[str] = field(default_factory=Counter)
     """Requests that ended, by kind."""
 

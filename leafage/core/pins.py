@@ -140,23 +140,23 @@ class Pins:
             add(pin.request())
         self._pins[pin.pin_id] = pin
 
-    def release(self, pin_id: str, abort: Callable[[str], object]) -> bool:
+    def release(self, pin_id: str, abort: Callable[[str], object]) -> PrefixPin | None:
         """Give a pin up. Its blocks are ordinary cache from now on.
 
         Args:
             abort: `Scheduler.abort`, for one that is still being computed.
 
         Returns:
-            False when there is none by that id (any more).
+            The pin; None when there is none by that id (any more).
         """
         pin = self._pins.pop(pin_id, None)
         if pin is None:
-            return False
+            return None
         if pin.held:
             self._let_go(pin)
         else:
             abort(pin_id)
-        return True
+        return pin
 
     # -- in a step's update ------------------------------------------------------------------------
 

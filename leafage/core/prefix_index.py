@@ -19,6 +19,8 @@ EVICTED_RING = 4096
 """How many evicted blocks are remembered, by hash, to tell `evicted` from `no_match`."""
 MAX_OTHER_ROOTS = 8
 """How many other salts are looked at when a miss is classified for the operator's metric."""
+MAX_EMPTY_ROOTS = 1024
+"""How many roots without nodes are kept: a root must be the same one for all who look in one step."""
 
 
 class Node:
@@ -111,10 +113,19 @@ class NodeIndex(ABC):
     def root(self, salt: str) -> Node:
         root = self._roots.get(salt)
         if root is None:
+            if len(self._roots) > len(self._nodes) + MAX_EMPTY_ROOTS:
+                self._drop_empty_roots()
             self._number += 1
             root = self._roots[salt] = Node((), -1, None, self._number, self.hash_of(salt))
             self._salts[root.number] = salt
         return root
+
+    def _drop_empty_roots(self) -> None:
+        """Those of salts that were asked for and have published nothing."""
+        for salt, root in list(self._roots.items()):
+            if not root.num_children:
+                del self._roots[salt], self._salts[root.number]
+                root.detached = True
 
     # -- finding ---------------------------------------------------------------------------------
 

@@ -20,20 +20,6 @@ class RadixTree(NodeIndex):
 
     # -- finding ---------------------------------------------------------------------------------
 
-    def match(self, salt: str, tokens: Sequence[int], max_tokens: int) -> list[Node]:
-        """Nodes of the longest run of whole blocks heading `tokens[:max_tokens]`, also pending ones."""
-        size = self.block_size
-        nodes: list[Node] = []
-        node = self._roots.get(salt)
-        if node is None:
-            return nodes
-        for end in range(size, max_tokens + 1, size):
-            node = node.children.get(tuple(tokens[end - size : end]))
-            if node is None:
-                break
-            nodes.append(node)
-        return nodes
-
     def child(self, node: Node, key: Key) -> Node | None:
         return node.children.get(key)
 

@@ -109,7 +109,7 @@ class ReservedKVManager:
         self.index = NoIndex(block_size)
         self.pins = Pins(None, block_size, 0)
         self.counters = KVCounters()
-        self.swap = Swap(block_size, SwapSlots(0))  # nobody is preempted
+        self.swap = Swap(block_size, SwapSlots(0))  # who is preempted is computed again
         self.copies: list[Copy] = []
         """Copies for the next batch, or of the current one."""
         self._reserve = RESERVATIONS[reservation]

@@ -43,9 +43,9 @@ class Roster:
 
     def add(self, request: Request) -> None:
         """A new request waits."""
+        insort(self.waiting, request, key=rank)
         self._requests[request.request_id] = request
         request.status = RequestStatus.WAITING
-        insort(self.waiting, request, key=rank)
         self.policy.add(request)
 
     def start(self, request: Request) -> None:

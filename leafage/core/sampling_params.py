@@ -11,6 +11,7 @@ from leafage.errors import InvalidParameterError
 MAX_LOGPROBS = 20
 MAX_SEQUENCES = 1024
 MAX_BEAM_WIDTH = 64
+MAX_BEAM_CANDIDATES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ class SamplingParams:
 
 
 def _check_beams(params: SamplingParams) -> None:
-    if params.early_stopping not in (True, False, "never"):
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
         limit = "True, False or 'never'"
         raise InvalidParameterError("unknown early_stopping", value=repr(params.early_stopping), limit=limit)
     _check_float("length_penalty", params.length_penalty, -5.0, 5.0)
@@ -144,7 +145,22 @@ def _check_beams(params: SamplingParams) -> None:
                     f"{name} is for beam search", value=getattr(params, name), remedy=remedy
                 )
         return
-    _check_int("beam_width", params.beam_width, params.n, MAX_BEAM_WIDTH)
+    _check_int("beam_width", params.beam_width, 1, MAX_BEAM_WIDTH)
+    if params.n > params.beam_width:
+        raise InvalidParameterError(
+            "n asks for more answers than there are beams",
+            value=params.n,
+            limit=f"beam_width = {params.beam_width}",
+            remedy="lower n or raise beam_width",
+        )
+    candidates = (1 + len(params.stop_token_ids)) * params.beam_width
+    if candidates > MAX_BEAM_CANDIDATES:  # each step looks at all of them, and every other request waits
+        raise InvalidParameterError(
+            "beam search has too many candidates: beam_width x (1 + stop_token_ids)",
+            value=candidates,
+            limit=MAX_BEAM_CANDIDATES,
+            remedy="lower beam_width or give fewer stop_token_ids",
+        )
     drawing: dict[str, object] = {"best_of": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     for name, unset in drawing.items():
         if getattr(params, name) != unset:

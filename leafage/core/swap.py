@@ -112,11 +112,17 @@ class Swap:
         return len({block for seq in request.live for block in self._computed(seq)})
 
     def out(self, request: Request) -> bool:
-        """List the transfers of a gang that is about to give its blocks back. False: there is no room."""
-        blocks: dict[int, int] = {}
-        if self.num_blocks(request) > self.space.num_free:
+        """List the transfers of a gang that is about to give its blocks back.
+
+        False: there is no room for them, or nothing to move.
+        """
+        num_blocks = self.num_blocks(request)
+        if num_blocks == 0:
+            return False  # it has computed nothing
+        if num_blocks > self.space.num_free:
             self.counters.refused += 1
             return False
+        blocks: dict[int, int] = {}
         for seq in request.live:
             for block in self._computed(seq):
                 if block not in blocks:

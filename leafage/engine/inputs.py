@@ -48,7 +48,10 @@ class InputProcessor:
     def request(
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
     ) -> NewRequest:
-        """Raises InvalidParameterError for a prompt of another kind than `Prompt`."""
+        """Raises InvalidParameterError for a prompt of another kind than `Prompt`, or a priority that is no
+        integer."""
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidParameterError("priority must be an integer", value=repr(priority))
         text: str | None = None
         salt, tenant = "", None
         ids: object = prompt
@@ -82,10 +85,14 @@ class InputProcessor:
 
         Raises InvalidParameterError as `request`, and for two different salts.
         """
+        if not isinstance(cache_salt, str):
+            raise InvalidParameterError("cache_salt must be a string", value=repr(cache_salt))
         new = self.request("", prompt, SamplingParams(), priority=priority)
         if cache_salt and new.cache_salt not in ("", cache_salt):
             raise InvalidParameterError(
-                "cache_salt is given twice", value=f"{new.cache_salt} and {cache_salt}"
+                "cache_salt is given twice",
+                value=f"{new.cache_salt} and {cache_salt}",
+                remedy="give it in the prompt or as the argument",
             )
         new.cache_salt = cache_salt or new.cache_salt
         return new

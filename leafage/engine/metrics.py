@@ -48,9 +48,10 @@ class RequestMetrics:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """TPOT: mean seconds per output token after the first."""
+        """TPOT: mean seconds per output token after the first; None where all came at once, as the answers
+        of a beam search do."""
         decode = _between(self.first_token_time, self.last_token_time)
-        if decode is None or self.num_generation_tokens < 2:
+        if not decode or self.num_generation_tokens < 2:
             return None
         return decode / (self.num_generation_tokens - 1)
 

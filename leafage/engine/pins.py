@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from leafage.core.pins import PrefixPin
 from leafage.core.protocols import Clock
-from leafage.errors import InvalidParameterError
+from leafage.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
     from leafage.core.scheduler import Scheduler
 
 OnEnd = Callable[[PrefixPin], None]
-"""Told once, when the pin holds or has failed (`error`); not when it is released before."""
+"""Told once: when the pin holds, has failed, or was released before it held (`error`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class PinKeeper:
         on_end: OnEnd | None = None,
     ) -> str:
         """Start a pin, returns its id. See `Engine.pin_prefix`."""
-        if ttl is not None and not (isinstance(ttl, int | float) and 0 < ttl < math.inf):
+        number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
+        if ttl is not None and not (number and 0 < ttl < math.inf):
             raise InvalidParameterError(
                 "ttl is out of range",
                 value=ttl,
@@ -99,9 +100,16 @@ class PinKeeper:
 
     def release(self, pin_id: str) -> bool:
         """Give a pin up; False when there is none by that id (any more)."""
-        for kept in (self._ttl, self._expires, self._waiting):
+        for kept in (self._ttl, self._expires):
             kept.pop(pin_id, None)
-        return self._pins.release(pin_id, self._scheduler.abort)
+        on_end = self._waiting.pop(pin_id, None)
+        pin = self._pins.release(pin_id, self._scheduler.abort)
+        if pin is not None and on_end is not None:
+            pin.error = RequestError(
+                "the pin was released before its prefix was computed", remedy="pin it again"
+            )
+            on_end(pin)
+        return pin is not None
 
     def expire(self) -> None:
         """Release those whose time is over."""
@@ -147,6 +155,8 @@ class PinKeeper:
         if ttl is not None and pin.held:
             expires = self._expires[pin.pin_id] = self._clock.now() + ttl
             heapq.heappush(self._expiries, (expires, pin.pin_id))
+            if len(self._expiries) > 2 * len(self._expires) + 64:  # too many of released pins: start over
+                self._expiries = sorted((when, pin_id) for pin_id, when in self._expires.items())
         on_end = self._waiting.pop(pin.pin_id, None)
         if on_end is not None:
             on_end(pin)

@@ -178,7 +178,11 @@ class TextStream:
 
 
 class _BeamTexts:
-    """The texts of a request's beams, by seq_id. Beams fork, so a text follows its sequence's tokens."""
+    """The texts of a request's beams, by seq_id.
+
+    A text follows its sequence's tokens; that of a forked beam begins with its first one, so with stop
+    strings a search costs the square of its length.
+    """
 
     def __init__(self, new_text: Callable[[], TextStream]) -> None:
         self._new_text = new_text
@@ -231,6 +235,9 @@ class StopStringCheck:
 
 def output_error(error: Exception) -> RequestError:
     """What a request ends with when its output side fails."""
-    failed = RequestError(f"the output could not be processed: {type(error).__name__}: {error}")
+    failed = RequestError(
+        f"the output could not be processed: {type(error).__name__}: {error}",
+        remedy="please report this as a bug of Leafage",
+    )
     failed.__cause__ = error
     return failed

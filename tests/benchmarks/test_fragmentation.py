@@ -1,4 +1,4 @@
-"""What contiguous memory wastes, against the bands of the reconstruction (mission R1-5, R1-6)."""
+"""What contiguous memory wastes, against published figures (R1-5, R1-6), within their bands."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from comparison import llama1b
 from comparison.sides import DRIVER
 from peers.client import Peer, PeerError
 
-from leafage.core.sampling_params import SamplingParams
+from leafage import LLM, SamplingParams
 from leafage.core.step_times import PARTS
 
 PROMPTS, LENGTHS = [[300, 301, 302, 303], list(range(310, 350)), list(range(310, 340))], [9, 4, 7]
@@ -75,10 +75,13 @@ def test_several_sequences_of_a_prompt_are_what_each_draws_alone(peer: Peer) -> 
     assert several["tokens"][0] != several["tokens"][1]
 
 
-@pytest.mark.skipif("beam_width" not in SamplingParams.__dataclass_fields__, reason="no beam search")
 def test_beams(peer: Peer) -> None:
     answer = peer.run("beam", PROMPTS[1:2], LENGTHS[1:2], beam_width=3)
-    assert answer["output_tokens"] == LENGTHS[1:2] and len(answer["tokens"]) == 1
+    assert answer["output_tokens"] == LENGTHS[1:2]
+    with LLM(peer.info["settings"]["model"], kv_cache_tokens=1024) as llm:
+        params = SamplingParams(beam_width=3, max_tokens=LENGTHS[1], ignore_eos=True)
+        [output] = llm.generate({"prompt_token_ids": PROMPTS[1]}, params, use_tqdm=False)
+    assert answer["tokens"] == [output.outputs[0].token_ids]
 
 
 def test_pool_and_token_budget_are_set(tmp_path_factory, peer: Peer) -> None:

@@ -158,7 +158,7 @@ def test_chat_is_judged_by_wall_and_by_both_latencies() -> None:
     budget = found["W5, token budget 64", "the default"]
     assert budget.values == pytest.approx([1.2, 1.2]) and budget.verdict == "printed"
     assert budget.note == "mean TTFT 300 ms, P99 inter-token latency 30.0 ms"
-    assert found["W5, token budget 256", "the default"].verdict.startswith(
+    assert found["W5, token budget 512", "the default"].verdict.startswith(
         "FAILED: Leafage Q4_1 --token-budget"
     )
     assert found["tokens of W5 = each request alone", "batch 1"].verdict == "equal"

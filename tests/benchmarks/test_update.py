@@ -51,6 +51,10 @@ def test_rows_and_what_they_were_made_of_are_replaced() -> None:
     assert found["again"] == [
         {"date": "2026-01-01T11:00:00", "load": again["load"], "groups": ["W1", "W2", "best"]}
     ]
+    third = updated(found, report("2026-01-01T12:00:00", {"W2": 2.5}, {"W2": 2.5}))
+    assert [entry["groups"] for entry in third["again"]] == [["W1", "best"], ["W2"]]
+    fourth = updated(third, report("2026-01-01T13:00:00", {"W2": 2.4}, {"W2": 2.4}))
+    assert [entry["date"][11:13] for entry in fourth["again"]] == ["11", "13"], "nothing is left of the third"
 
 
 @pytest.mark.parametrize(

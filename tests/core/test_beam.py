@@ -73,7 +73,7 @@ def test_equals_a_search_that_computes_every_step_from_scratch(
     assert got == [(answer.tokens, answer.score) for answer in expected]
 
 
-def test_what_ended_behind_the_best_places_is_an_answer_when_nothing_goes_on() -> None:
+def test_a_search_of_which_nothing_goes_on_ends_with_what_stood_best() -> None:
     search = BeamSearch(SamplingParams(beam_width=2, n=2), 5, 0)
     row = SampledToken(1, -0.5, 1, [(i, -0.5 - i) for i in range(4)])
     assert search.advance([row], lambda parent, token_id: STOP) == []
@@ -146,7 +146,11 @@ def test_a_fully_cached_gang_of_beams_resumes_in_one_step() -> None:
     request_id = loop.add(range(6), beam_width=3, max_tokens=20)
     for _ in range(8):
         loop.step()
-    loop.scheduler.admission.restart(loop.requests[request_id])
+    request = loop.requests[request_id]
+    loop.scheduler.admission.restart(request)
+    before = [seq.num_output_tokens for seq in request.live]
+    loop.step()
+    assert [seq.num_output_tokens for seq in request.live] == [count + 1 for count in before]
     loop.run()
     loop.assert_undisturbed(request_id)
 

@@ -8,12 +8,7 @@ import pytest
 
 from leafage.core.policy import OUTPUT_COST, PROMPT_COST, Fair
 from leafage.core.request import RequestStatus
-from tests.core.toy import Loop
-
-
-def numbers(count: int, start: int = 0) -> list[int]:
-    return list(range(start, start + count))
-
+from tests.core.toy import Loop, numbers
 
 # -- F1: cache-aware order starves cold requests -------------------------------------------------------
 

@@ -9,14 +9,10 @@ import pytest
 from leafage.core import claims, kv_manager, prefix_index, radix_tree
 from leafage.core.hash_chain import HashChain
 from leafage.core.misses import PrefixMiss
-from tests.core.toy import Loop
+from tests.core.toy import Loop, numbers
 from tests.core.world import World
 
 BOTH = pytest.mark.parametrize("index", ["radix", "hash_chain"])
-
-
-def numbers(count: int, start: int = 0) -> list[int]:
-    return list(range(start, start + count))
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 100, 256, 784])

@@ -12,11 +12,7 @@ from leafage.core.kv_manager import KVManager
 from leafage.core.policy import POLICIES, Fair, KeyOrder, Policy
 from leafage.core.request import Request
 from leafage.errors import InvalidParameterError
-from tests.core.toy import Loop
-
-
-def numbers(count: int, start: int = 0) -> list[int]:
-    return list(range(start, start + count))
+from tests.core.toy import Loop, numbers
 
 
 def order_of(loop: Loop) -> list[str]:

@@ -7,7 +7,13 @@ import time
 import pytest
 
 from leafage.core.hash_chain import HashChain
-from leafage.core.prefix_index import EVICTED_RING, MAX_OTHER_ROOTS, NodeIndex, NoIndex
+from leafage.core.prefix_index import (
+    EVICTED_RING,
+    MAX_EMPTY_ROOTS,
+    MAX_OTHER_ROOTS,
+    NodeIndex,
+    NoIndex,
+)
 from leafage.core.radix_tree import RadixTree
 
 BOTH = pytest.mark.parametrize("make", [RadixTree, HashChain])
@@ -179,3 +185,16 @@ def test_whole_leaves_go_at_once_up_to_where_the_path_branches(make: type[NodeIn
     assert [node.key for node in index.evict()] == [(4,), (3,), (2,)], "1 is held"
     index.check()
     assert index.num_idle == 0
+
+
+@BOTH
+def test_salts_that_were_only_asked_for_leave_nothing_behind(make: type[NodeIndex]) -> None:
+    index = make(4)
+    grow(index, [1, 2, 3, 4], "kept")
+    kept = index.root("kept")
+    for number in range(3 * MAX_EMPTY_ROOTS):
+        root = index.root(f"tenant {number}")
+        assert index.root(f"tenant {number}") is root, "the same for all who look"
+    assert len(index._roots) <= MAX_EMPTY_ROOTS + 2
+    assert index.root("kept") is kept
+    index.check()

@@ -90,7 +90,10 @@ def test_an_unknown_parameter_is_refused() -> None:
     ("settings", "name"),
     [
         ({"n": 3, "best_of": 2}, "best_of"),
-        ({"n": 3, "beam_width": 2}, "beam_width"),
+        ({"n": 3, "beam_width": 2}, "n asks for more answers than there are beams; got 3"),
+        ({"n": 100, "beam_width": 10}, "limit: beam_width = 10"),
+        ({"beam_width": 2, "early_stopping": 1}, "early_stopping"),
+        ({"beam_width": 64, "stop_token_ids": range(16)}, "got 1088; limit: 1024"),
         ({"beam_width": 2, "best_of": 2}, "best_of"),
         ({"beam_width": 2, "top_p": 0.5}, "top_p"),
         ({"beam_width": 2, "top_k": 5}, "top_k"),

@@ -7,11 +7,7 @@ import pytest
 from leafage.core.batch import Batch, Logits
 from leafage.core.request import FinishKind, FinishReason, RequestStatus, Sequence
 from leafage.errors import ExecutorError, InvalidParameterError, RequestTooLargeError
-from tests.core.toy import Loop
-
-
-def numbers(count: int, start: int) -> list[int]:
-    return list(range(start, start + count))
+from tests.core.toy import Loop, numbers
 
 
 def rows(batch: Batch) -> list[tuple[str, int]]:

@@ -36,6 +36,11 @@ def prefix_hashes(tokens: list[int], known: list[int] | None = None) -> list[int
     return hashes
 
 
+def numbers(count: int, start: int = 0) -> list[int]:
+    """A prompt of so many consecutive ids."""
+    return list(range(start, start + count))
+
+
 def draw(context: list[int], seed: int, vocab_size: int, banned: frozenset[int] = frozenset()) -> int:
     """The toy model: a token from what was read and the sequence's seed, the next allowed one if banned."""
     token = hash((tuple(context), seed, len(context))) % vocab_size

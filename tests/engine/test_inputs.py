@@ -87,3 +87,19 @@ def test_bad_words_add_no_special_tokens() -> None:
 def test_parameters_without_bad_words_are_handed_on_as_they_are(inputs: InputProcessor) -> None:
     params = SamplingParams()
     assert inputs.with_bad_words(params) is params
+
+
+@pytest.mark.parametrize("priority", ["high", 1.5, True, None])
+def test_a_priority_that_is_no_integer_is_refused(inputs: InputProcessor, priority: Any) -> None:
+    """The queue could not be sorted, and everybody's requests would end."""
+    with pytest.raises(InvalidParameterError, match="priority must be an integer"):
+        inputs.request("r", "cat", SamplingParams(), priority=priority)
+    with pytest.raises(InvalidParameterError, match="priority"):
+        inputs.prefix("cat", priority=priority)
+
+
+def test_a_salt_of_a_pin_is_a_string_and_given_once(inputs: InputProcessor) -> None:
+    with pytest.raises(InvalidParameterError, match="cache_salt must be a string"):
+        inputs.prefix("cat", cache_salt=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match=r"given twice.*Give it in the prompt"):
+        inputs.prefix({"prompt": "cat", "cache_salt": "a"}, cache_salt="b")

@@ -37,6 +37,7 @@ def test_what_has_not_happened_is_none() -> None:
     m = RequestMetrics(1.0)
     assert (m.queue_time, m.time_to_first_token, m.time_per_output_token, m.e2e_latency) == (None,) * 4
     assert RequestMetrics(1.0, 2.0, 3.0, 3.0, 3.0, 1).time_per_output_token is None
+    assert RequestMetrics(1.0, 2.0, 3.0, 3.0, 3.0, 9).time_per_output_token is None, "all at once: beams"
 
 
 def test_nothing_is_kept_of_finished_requests(make_rig: MakeRig) -> None:

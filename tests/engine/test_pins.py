@@ -47,6 +47,24 @@ def test_the_waiting_are_told_once_when_it_holds(make_rig: MakeRig) -> None:
     assert len(told) == 2 and rig.metrics.of("x").first_token_time is None
 
 
+def test_a_pin_that_is_released_before_it_holds_tells_who_waits(make_rig: MakeRig) -> None:
+    rig = make_rig("hello", max_pinned_blocks=16)
+    told: list[PrefixPin] = []
+    pin_id = rig.engine.pin_prefix(PREFIX, ttl=5.0, on_end=told.append)
+    assert rig.engine.unpin(pin_id) and not rig.engine.unpin(pin_id)
+    assert [pin.pin_id for pin in told] == [pin_id] and "released before" in str(told[0].error)
+    assert not rig.engine.has_unfinished and ids(rig) == []
+
+
+def test_expiries_of_released_pins_are_not_kept(make_rig: MakeRig) -> None:
+    rig = make_rig("hello", max_pinned_blocks=16)
+    rig.engine.pin_prefix(PREFIX)
+    rig.engine.step()
+    for _ in range(500):
+        rig.engine.unpin(rig.engine.pin_prefix(PREFIX, ttl=1e9))
+    assert len(rig.engine.pins._expiries) < 100
+
+
 def test_stats_and_list(make_rig: MakeRig) -> None:
     rig = make_rig("hello", max_pinned_blocks=16)
     first = rig.engine.pin_prefix(PREFIX, ttl=9.0, cache_salt="a")
