@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,8 +25,13 @@ from leafage.memory import MemoryPlan, kv_manager, plan_memory, restore_cost, sw
 from leafage.resources import available_cpus
 
 if TYPE_CHECKING:
+    from leafage.core.swap import RestoreCost
     from leafage.formats.model_file import ModelFile
     from leafage.runtime.load import LoadedModel
+    from leafage.sim.hardware import Hardware as SimHardware
+    from leafage.sim.llm_spec import LLMSpec
+    from leafage.sim.simulation import Simulation
+    from leafage.sim.workload import SimRequest
     from leafage.text.chat_template import ChatTemplate
     from leafage.text.tokenizer import Tokenizer
 
@@ -195,23 +200,14 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         new_swap_store=partial(swap_store, config, plan) if plan.num_swap_slots else None,
     )
     stop_check = StopStringCheck()
-    scheduler = Scheduler(
-        kv_manager(config, plan),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        stop_check=stop_check,
-        policy=config.policy,
-        watermark=int(config.watermark * plan.num_blocks),
-        preemption=config.preemption,
-        restore_cost=restore_cost(
-            Hardware.load(kernels, config.hardware),
-            model.program,
-            plan,
-            num_threads=threads,
-            in_file=config.swap_path is not None,
-        ),
+    cost = restore_cost(
+        Hardware.load(kernels, config.hardware),
+        model.program,
+        plan,
+        num_threads=threads,
+        in_file=config.swap_path is not None,
     )
+    scheduler = _scheduler(config, plan, cost, stop_check)
     metrics = EngineMetrics(clock, scheduler)
     engine = Engine(
         scheduler,
@@ -240,6 +236,61 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
     if config.chat_template is not None:
         build.template  # noqa: B018 (a template that the user gave is refused now, not at the first chat)
     return build
+
+
+def build_simulation(
+    config: EngineConfig, hardware: SimHardware, spec: LLMSpec, *, tensor_parallel: int = 1
+) -> Simulation:
+    """The engine that `config` describes, over a cost model of `spec` on `hardware` and a virtual clock.
+
+    The KV pool takes what the device's memory leaves, unless the configuration sets its size. Settings of the
+    model's file and of this machine (model, compute, quantize, threads...) have no effect.
+
+    Raises:
+        InvalidParameterError: the model does not fit, or a setting does not fit the pool.
+    """
+    from leafage.sim.cost_model import CostModel
+    from leafage.sim.executor import SimExecutor, VirtualClock
+    from leafage.sim.simulation import Simulation
+
+    cost_model = CostModel(hardware, spec, tensor_parallel=tensor_parallel, block_size=config.block_size)
+    if config.kv_cache_tokens is None and config.kv_cache_bytes is None:
+        config = replace(config, kv_cache_bytes=cost_model.kv_pool_bytes)
+    plan = plan_memory(
+        config,
+        weight_bytes=int(spec.weight_bytes),
+        kv_bytes_per_token=int(cost_model.kv_bytes_per_token),
+        context_length=spec.context_length,
+    )
+    scheduler = _scheduler(config, plan, cost_model.restore_cost)
+    clock = VirtualClock()
+    metrics = EngineMetrics(clock, scheduler)
+    requests: dict[str, SimRequest] = {}
+    engine = Engine(
+        scheduler,
+        SimExecutor(cost_model, clock, requests),
+        clock=clock,
+        vocab_size=1 << 62,  # token ids of traces are numbers, not words
+        seed=config.seed or 0,
+        observer=metrics,
+    )
+    return Simulation(engine, clock, metrics, requests)
+
+
+def _scheduler(
+    config: EngineConfig, plan: MemoryPlan, cost: RestoreCost, stop_check: StopStringCheck | None = None
+) -> Scheduler:
+    return Scheduler(
+        kv_manager(config, plan),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        stop_check=stop_check,
+        policy=config.policy,
+        watermark=int(config.watermark * plan.num_blocks),
+        preemption=config.preemption,
+        restore_cost=cost,
+    )
 
 
 def _kernels(config: EngineConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,11 +77,13 @@ class EngineMetrics:
         busy_seconds: time inside steps.
         last_step_time: end of the last step, None before the first.
         usage_seconds: the KV cache during steps, each counted as it was while its batch ran.
+        on_finished: told of each request that ended, with its times.
     """
 
     def __init__(self, clock: Clock, scheduler: Scheduler | None = None) -> None:
         self.clock = clock
         self.usage_seconds = UsageSeconds()
+        self.on_finished: Callable[[Request, RequestMetrics], None] | None = None
         self._scheduler = scheduler
         self._usage = Usage()
         self._num_seqs = 0
@@ -133,8 +136,11 @@ class EngineMetrics:
             self._ended(request_id, self.clock.now())
 
     def _ended(self, request_id: str, now: float) -> None:
-        self._live.pop(request_id)[1].finished_time = now
+        request, metrics = self._live.pop(request_id)
+        metrics.finished_time = now
         self._unscheduled.discard(request_id)
+        if self.on_finished is not None:
+            self.on_finished(request, metrics)
 
 
 def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | float]:

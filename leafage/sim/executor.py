@@ -1,0 +1,75 @@
+"""The simulated executor: instead of computing, it advances a virtual clock and answers from the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
+from leafage.sim.workload import SimRequest
+
+
+class VirtualClock:
+    """Simulated seconds since the start; nothing but the simulation moves them."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        assert seconds >= 0, f"time cannot go back by {seconds} s"
+        self._now += seconds
+
+    def advance_to(self, time: float) -> None:
+        """Go on to `time`; stay where we are if it is past."""
+        if time > self._now:
+            self._now = time
+
+
+class StepCost(Protocol):
+    """Seconds of a batch."""
+
+    def seconds(self, batch: Batch) -> float: ...
+
+
+class SimExecutor:
+    """Takes the time that the cost model says and gives the tokens that the trace says.
+
+    Args:
+        cost_model: seconds of a batch.
+        clock: advanced by them.
+        requests: what is being simulated, by request id.
+    """
+
+    def __init__(self, cost_model: StepCost, clock: VirtualClock, requests: Mapping[str, SimRequest]) -> None:
+        self._cost_model = cost_model
+        self._clock = clock
+        self._requests = requests
+
+    def execute(self, batch: Batch) -> StepOutput:
+        self._clock.advance(self._cost_model.seconds(batch))
+        requests = self._requests
+        items: list[ItemOutput] = []
+        for item in batch.items:
+            if not item.samples:
+                items.append(NOTHING)
+                continue
+            output = requests[item.request_id].output
+            items.append(
+                ItemOutput(
+                    [
+                        SampledToken(
+                            output[sample.position - item.num_prompt_tokens] + sample.index * SIBLING, 0.0
+                        )
+                        for sample in item.samples
+                    ]
+                )
+            )
+        return StepOutput(items)
+
+
+NOTHING = ItemOutput()
+SIBLING = 1 << 48
+"""Between the token ids of a request's sequences, so that no two of them give the same answer."""

@@ -1,0 +1,148 @@
+"""What a simulation gave: times of requests, use of the KV cache, counters."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafage.core.counters import KVCounters, SchedulerCounters
+from leafage.core.request import FinishKind, Request
+from leafage.core.usage import KINDS, UsageSeconds
+from leafage.engine.metrics import RequestMetrics
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """A service level: a request attains it when both of its latencies stay below.
+
+    Attributes:
+        ttft: seconds from arrival to the first token.
+        tpot: mean seconds per output token after the first.
+    """
+
+    ttft: float
+    tpot: float
+
+
+class Records:
+    """Times of finished requests, in columns: a few numbers each, whatever their lengths.
+
+    Attributes:
+        arrival, first_token, last_token: seconds.
+        prompt_tokens, output_tokens: counts; output of all sequences.
+        cached_tokens: prompt tokens found in the cache.
+        preemptions: how often each was preempted.
+        num_refused: requests that could never run.
+        num_failed: requests that ended with an error.
+    """
+
+    def __init__(self) -> None:
+        self.arrival = array("d")
+        self.scheduled = array("d")
+        self.first_token = array("d")
+        self.last_token = array("d")
+        self.prompt_tokens = array("l")
+        self.output_tokens = array("l")
+        self.cached_tokens = array("l")
+        self.num_sequences = array("l")
+        self.preemptions = array("l")
+        self.num_refused = 0
+        self.num_failed = 0
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.arrival)
+
+    def add(self, request: Request, metrics: RequestMetrics) -> None:
+        """A request has ended."""
+        finish = request.sequences[0].finish
+        assert finish is not None
+        if finish.kind is FinishKind.ERROR or metrics.first_token_time is None:
+            self.num_failed += 1
+            return
+        self.arrival.append(metrics.arrival_time)
+        self.scheduled.append(metrics.first_scheduled_time or metrics.arrival_time)
+        self.first_token.append(metrics.first_token_time)
+        self.last_token.append(metrics.last_token_time or metrics.first_token_time)
+        self.prompt_tokens.append(len(request.prompt_token_ids))
+        self.output_tokens.append(metrics.num_generation_tokens)
+        self.cached_tokens.append(request.num_cached or 0)
+        self.num_sequences.append(len(request.sequences))
+        self.preemptions.append(request.num_preemptions)
+
+
+@dataclass(slots=True)
+class SimResult:
+    """One simulated run.
+
+    Attributes:
+        records: its finished requests.
+        seconds: simulated time until the last of them.
+        usage: slot-seconds of the KV cache by kind, and sequence-seconds.
+        counters, kv_counters: of the scheduler and of the KV manager.
+        num_slots: of the KV cache.
+    """
+
+    records: Records
+    seconds: float
+    usage: UsageSeconds
+    counters: SchedulerCounters
+    kv_counters: KVCounters
+    num_slots: int
+
+    @property
+    def ttft(self) -> Floats:
+        """Seconds from arrival to first token, of each request in the order they ended."""
+        return _column(self.records.first_token) - _column(self.records.arrival)
+
+    @property
+    def tpot(self) -> Floats:
+        """Mean seconds per output token after the first, of each; 0 where there was one token."""
+        span = _column(self.records.last_token) - _column(self.records.first_token)
+        each = _column(self.records.output_tokens) / _column(self.records.num_sequences)
+        latency: Floats = span / np.maximum(each - 1, 1)
+        return latency
+
+    @property
+    def e2e(self) -> Floats:
+        """Seconds from arrival to last token, of each."""
+        return _column(self.records.last_token) - _column(self.records.arrival)
+
+    @property
+    def normalized_latency(self) -> float:
+        """Mean of end-to-end seconds per output token (Kwon et al., SOSP 2023, section 6.1)."""
+        return float(np.mean(self.e2e / _column(self.records.output_tokens)))
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens a second."""
+        return sum(self.records.output_tokens) / self.seconds if self.seconds else 0.0
+
+    @property
+    def mean_batch(self) -> float:
+        """Running sequences, weighted by time."""
+        return self.usage.seq_seconds / self.usage.seconds if self.usage.seconds else 0.0
+
+    def share(self, kind: str) -> float:
+        """Of the KV cache's slots, weighted by the time of steps: a kind of `core.usage.Usage`."""
+        seconds = self.usage.slot_seconds[KINDS.index(kind)]
+        return seconds / (self.usage.seconds * self.num_slots) if self.usage.seconds else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the KV cache that running requests keep from others, weighted by time."""
+        return self.share("stored") + self.share("reservation") + self.share("internal")
+
+    def attainment(self, slo: SLO) -> float:
+        """Share of the requests that met the service level; refused and failed ones did not."""
+        met = int(np.sum((self.ttft <= slo.ttft) & (self.tpot <= slo.tpot)))
+        return met / max(1, self.records.num_requests + self.records.num_refused + self.records.num_failed)
+
+
+def _column(values: array[float] | array[int]) -> Floats:
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,151 @@
+"""A simulation: a workload through the engine, on simulated time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+
+from leafage.core.request import Request
+from leafage.core.sampling_params import SamplingParams
+from leafage.engine.engine import Engine
+from leafage.engine.metrics import EngineMetrics, RequestMetrics
+from leafage.errors import LeafageError
+from leafage.sim.executor import VirtualClock
+from leafage.sim.result import Records, SimResult
+from leafage.sim.workload import SimRequest, Workload
+
+
+class Simulation:
+    """An engine with a simulated executor. It runs one workload.
+
+    Args:
+        engine: over a `SimExecutor` that answers from `requests`.
+        clock: the executor's.
+        metrics: the engine's observer.
+        requests: those that are unfinished, by id; filled and emptied here.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: VirtualClock,
+        metrics: EngineMetrics,
+        requests: dict[str, SimRequest],
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.metrics = metrics
+        self._requests = requests
+        self._records = Records()
+        self._ended: list[SimRequest] = []
+        metrics.on_finished = self._finished
+
+    def run(
+        self,
+        workload: Workload,
+        *,
+        until: float = math.inf,
+        on_progress: Callable[[int, float], None] | None = None,
+    ) -> SimResult:
+        """Simulate until everything is answered, or until `until` seconds.
+
+        Args:
+            on_progress: told (requests ended, simulated seconds) after steps in which some ended.
+
+        Requests that could never run are counted as refused, and the rest goes on.
+        """
+        assert not self._records.num_requests, "a simulation runs one workload"
+        engine, clock = self.engine, self.clock
+        arrivals = Arrivals(workload)
+        while clock.now() < until:
+            if not engine.has_unfinished:
+                if arrivals.next_time == math.inf:
+                    break
+                clock.advance_to(arrivals.next_time)
+            for request in arrivals.until(clock.now()):
+                self._add(request, arrivals)
+            if not engine.has_unfinished:
+                continue
+            engine.step()
+            if self._ended:
+                for request in self._ended:
+                    arrivals.follow(workload.finished(request, clock.now()))
+                self._ended.clear()
+                if on_progress is not None:
+                    on_progress(self._records.num_requests, clock.now())
+        return SimResult(
+            records=self._records,
+            seconds=clock.now(),
+            usage=self.metrics.usage_seconds,
+            counters=engine.scheduler.counters,
+            kv_counters=engine.scheduler.kv.counters,
+            num_slots=engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size,
+        )
+
+    def _add(self, request: SimRequest, arrivals: Arrivals) -> None:
+        self._requests[request.request_id] = request
+        try:
+            self.engine.add_request(
+                request.request_id,
+                request.prompt,
+                params_of(request),
+                priority=request.priority,
+                tenant=request.tenant,
+                cache_salt=request.cache_salt,
+            )
+        except LeafageError:
+            del self._requests[request.request_id]
+            self._records.num_refused += 1
+        else:
+            # It came while a step ran; it waits from then on.
+            self.metrics.of(request.request_id).arrival_time = request.arrival
+
+    def _finished(self, request: Request, metrics: RequestMetrics) -> None:
+        self._records.add(request, metrics)
+        self._ended.append(self._requests.pop(request.request_id))
+
+
+def params_of(request: SimRequest) -> SamplingParams:
+    """Parameters under which the engine generates exactly the answer of the trace."""
+    return SamplingParams(
+        n=request.n,
+        beam_width=request.beam_width,
+        temperature=1.0,
+        max_tokens=len(request.output),
+        ignore_eos=True,
+    )
+
+
+class Arrivals:
+    """The requests of a workload in order of arrival: those known from the start, and those that follow."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._known = iter(workload)
+        self._next = next(self._known, None)
+        self._following: list[tuple[float, int, SimRequest]] = []
+        self._number = 0
+
+    @property
+    def next_time(self) -> float:
+        """When the next one arrives; infinity when nobody does."""
+        known = math.inf if self._next is None else self._next.arrival
+        return min(known, self._following[0][0]) if self._following else known
+
+    def until(self, time: float) -> list[SimRequest]:
+        """Take those that have arrived by `time`."""
+        taken = []
+        while self.next_time <= time:
+            if self._following and (self._next is None or self._following[0][0] < self._next.arrival):
+                taken.append(heapq.heappop(self._following)[2])
+            else:
+                assert self._next is not None
+                taken.append(self._next)
+                self._next = next(self._known, None)
+        return taken
+
+    def follow(self, requests: Iterable[SimRequest]) -> None:
+        """Add requests that something else brought about."""
+        for request in requests:
+            self._number += 1
+            heapq.heappush(self._following, (request.arrival, self._number, request))
