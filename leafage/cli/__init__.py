@@ -77,8 +77,9 @@ def _wrong_usage(error: Exception, words: list[str]) -> int:
     text = " ".join(str(error).split())
     if type(error).__name__ == "UnusedCliTokensError" and words[:1] == ["run"]:
         text += " Put the prompt in quotes."
-    command = f"leafage {words[0]}" if words and not words[0].startswith("-") else "leafage"
+    named = words[:2] if words[:1] == ["sim"] else words[:1]
     if type(error).__name__ == "UnknownCommandError":
-        command = "leafage"
+        named.pop()
+    command = " ".join(["leafage", *(word for word in named if not word.startswith("-"))])
     print(f"error: {text}\nSee `{command} --help`.", file=sys.stderr)
     return EXIT_USAGE

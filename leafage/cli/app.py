@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "run",
     "chat": "chat",
     "bench": "bench",
+    "sim": "sim",
     "inspect": "inspect",
     "pull": "models",
     "ls": "models",
@@ -56,5 +57,10 @@ Add `--debug` to any command for the traceback of an error. Models are kept in L
     called = words[:1] if words and words[0] in COMMANDS else COMMANDS
     for number, name in enumerate(called):
         module = importlib.import_module(f"leafage.cli.{COMMANDS[name]}")
-        app.command(getattr(module, name), sort_key=number)
+        if name == "sim":
+            group = module.make_sim(words[1:] if words[:1] == ["sim"] else [])
+            group.sort_key = number
+            app.command(group)
+        else:
+            app.command(getattr(module, name), sort_key=number)
     return app

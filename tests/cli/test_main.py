@@ -10,7 +10,7 @@ import pytest
 
 from leafage import cli
 
-COMMANDS = ("run", "chat", "bench", "pull", "ls", "show", "rm", "inspect")
+COMMANDS = ("run", "chat", "bench", "sim", "pull", "ls", "show", "rm", "inspect")
 
 
 def test_help_names_every_command(leafage: Callable) -> None:

@@ -1,0 +1,34 @@
+"""`leafage sim`: its commands, and what its help says. Each is in a module of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from cyclopts import App
+
+COMMANDS = {
+    "run": "sim_run",
+}
+"""The module of each command, in the order of the help."""
+
+
+def make_sim(words: Sequence[str]) -> App:
+    """`leafage sim` with the command that `words` begin with, or with all for help and for errors."""
+    app = App(
+        name="sim",
+        help="""Ask what a configuration, a policy or a device would do with your traffic.
+
+The engine's own scheduler and KV cache run over a model of the device's speed, on simulated time: no weights
+are needed, and an hour of traffic takes seconds.
+
+**Examples**
+
+    leafage sim run --hardware a100-40gb --model opt-13b --rate 3""",
+        help_format="markdown",
+    )
+    called = words[:1] if words and words[0] in COMMANDS else COMMANDS
+    for number, name in enumerate(called):
+        module = importlib.import_module(f"leafage.cli.{COMMANDS[name]}")
+        app.command(getattr(module, name), name=name, sort_key=number)
+    return app
