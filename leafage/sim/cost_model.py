@@ -27,6 +27,8 @@ class Load:
         context: tokens whose K/V is read, once for each item that has them.
         moved_blocks: between the KV cache and swap space.
         copied_slots: inside the KV cache.
+        items: sequences that have tokens in it.
+        decode_context: of `context`, and of `pairs`, what belongs to items with one token.
     """
 
     tokens: int = 0
@@ -35,19 +37,24 @@ class Load:
     context: int = 0
     moved_blocks: int = 0
     copied_slots: int = 0
+    items: int = 0
+    decode_context: int = 0
 
 
 def load_of(batch: Batch) -> Load:
     """Count the work of a batch."""
-    tokens = rows = pairs = context = 0
+    tokens = rows = pairs = context = decode_context = 0
     for item in batch.items:
         count, start = len(item.token_ids), item.start
         tokens += count
         rows += count if item.params.prompt_logprobs is not None else (1 if item.samples else 0)
         pairs += count * start + count * (count + 1) // 2
         context += start + count
+        if count == 1:
+            decode_context += start + 1
     moved = len(batch.swap_out) + len(batch.swap_in)
-    return Load(tokens, rows, pairs, context, moved, sum(copy.num_slots for copy in batch.copies))
+    copied = sum(copy.num_slots for copy in batch.copies)
+    return Load(tokens, rows, pairs, context, moved, copied, len(batch.items), decode_context)
 
 
 class CostModel:
@@ -118,7 +125,7 @@ class CostModel:
         """A step with one prompt of `num_tokens`, the first `num_cached` of which are in the cache."""
         count = num_tokens - num_cached
         pairs = count * num_cached + count * (count + 1) // 2
-        return self.seconds_of(Load(tokens=count, rows=1, pairs=pairs, context=num_tokens))
+        return self.seconds_of(Load(tokens=count, rows=1, pairs=pairs, context=num_tokens, items=1))
 
     @property
     def kv_pool_bytes(self) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from leafage.core.batch import Batch, Copy, Item, Logits, Sample, Transfer
+from leafage.core.sampling_params import SamplingParams
 from leafage.errors import InvalidParameterError
-from leafage.sim.cost_model import CostModel, Load
+from leafage.sim.cost_model import CostModel, Load, load_of
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
 
@@ -36,3 +38,28 @@ def test_tensor_parallelism_divides_work_and_adds_reductions() -> None:
 def test_impossible_tensor_parallelism_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="does not divide the heads"):
         cost_model("h100", "llama-3-8b", tensor_parallel=3)
+
+
+def test_load_counts_prompts_apart_from_decoding() -> None:
+    params = SamplingParams()
+
+    def item(start: int, count: int, samples: int) -> Item:
+        drawn = [Sample(index, start + count, 0) for index in range(samples)]
+        tokens = list(range(count))
+        return Item(0, "r", [], start, tokens, 0, Logits.LAST, drawn, 0, params, tokens, 1)
+
+    batch = Batch(
+        [item(9, 1, 1), item(0, 4, 0), item(6, 2, 3)],
+        copies=[Copy(0, 1, 5)],
+        swap_in=[Transfer(0, 0, 0)],
+    )
+    assert load_of(batch) == Load(
+        tokens=7,
+        rows=2,
+        pairs=10 + (1 + 2 + 3 + 4) + (7 + 8),
+        context=10 + 4 + 8,
+        moved_blocks=1,
+        copied_slots=5,
+        items=3,
+        decode_context=10,
+    )
