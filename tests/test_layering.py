@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "config": set(),
     "resources": set(),
     "hardware": set(),
+    "tiny_model": set(),
     "memory": EVERYTHING,
     "calibration": EVERYTHING,
     "errors": set(),
