@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 
 from leafage.core.counters import KVCounters, SchedulerCounters
 from leafage.core.request import FinishKind, Request
+from leafage.core.swap import SwapCounters
 from leafage.core.usage import KINDS, UsageSeconds
 from leafage.engine.metrics import RequestMetrics
+from leafage.errors import LeafageError
+from leafage.sim.timeline import Timeline
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +32,14 @@ class SLO:
     tpot: float
 
 
+@dataclass(slots=True)
+class Refusals:
+    """Requests that were refused for one reason: how many, and what was said to the first."""
+
+    count: int
+    first: str
+
+
 class Records:
     """Times of finished requests, in columns: a few numbers each, whatever their lengths.
 
@@ -37,8 +48,10 @@ class Records:
         prompt_tokens, output_tokens: counts; output of all sequences.
         cached_tokens: prompt tokens found in the cache.
         preemptions: how often each was preempted.
+        passed: how often a later one of its class was admitted while it waited.
         num_refused: requests that could never run.
         num_failed: requests that ended with an error.
+        refusals: those requests by reason.
     """
 
     def __init__(self) -> None:
@@ -51,12 +64,19 @@ class Records:
         self.cached_tokens = array("l")
         self.num_sequences = array("l")
         self.preemptions = array("l")
+        self.passed = array("l")
         self.num_refused = 0
         self.num_failed = 0
+        self.refusals: dict[str, Refusals] = {}
 
     @property
     def num_requests(self) -> int:
         return len(self.arrival)
+
+    def refuse(self, error: LeafageError) -> None:
+        """A request was refused with this error."""
+        self.num_refused += 1
+        self.refusals.setdefault(error.what, Refusals(0, str(error))).count += 1
 
     def add(self, request: Request, metrics: RequestMetrics) -> None:
         """A request has ended."""
@@ -74,6 +94,7 @@ class Records:
         self.cached_tokens.append(request.num_cached or 0)
         self.num_sequences.append(len(request.sequences))
         self.preemptions.append(request.num_preemptions)
+        self.passed.append(request.passed)
 
 
 @dataclass(slots=True)
@@ -86,6 +107,9 @@ class SimResult:
         usage: slot-seconds of the KV cache by kind, and sequence-seconds.
         counters, kv_counters: of the scheduler and of the KV manager.
         num_slots: of the KV cache.
+        block_size: slots in a block.
+        swap_counters: of the swap space.
+        timeline: the same over time.
     """
 
     records: Records
@@ -94,6 +118,9 @@ class SimResult:
     counters: SchedulerCounters
     kv_counters: KVCounters
     num_slots: int
+    block_size: int
+    swap_counters: SwapCounters
+    timeline: Timeline
 
     @property
     def ttft(self) -> Floats:
@@ -117,6 +144,11 @@ class SimResult:
     def normalized_latency(self) -> float:
         """Mean of end-to-end seconds per output token (Kwon et al., SOSP 2023, section 6.1)."""
         return float(np.mean(self.e2e / _column(self.records.output_tokens)))
+
+    @property
+    def wait(self) -> Floats:
+        """Seconds from arrival to the first step that computed a part of it, of each."""
+        return _column(self.records.scheduled) - _column(self.records.arrival)
 
     @property
     def throughput(self) -> float:

@@ -13,6 +13,7 @@ from leafage.engine.metrics import EngineMetrics, RequestMetrics
 from leafage.errors import LeafageError
 from leafage.sim.executor import VirtualClock
 from leafage.sim.result import Records, SimResult
+from leafage.sim.timeline import Timeline
 from leafage.sim.workload import SimRequest, Workload
 
 
@@ -39,6 +40,7 @@ class Simulation:
         self._requests = requests
         self._records = Records()
         self._ended: list[SimRequest] = []
+        self._timeline = Timeline()
         metrics.on_finished = self._finished
 
     def run(
@@ -68,12 +70,15 @@ class Simulation:
             if not engine.has_unfinished:
                 continue
             engine.step()
+            if clock.now() >= self._timeline.next_time:
+                self._take_point()
             if self._ended:
                 for request in self._ended:
                     arrivals.follow(workload.finished(request, clock.now()))
                 self._ended.clear()
                 if on_progress is not None:
                     on_progress(self._records.num_requests, clock.now())
+        self._take_point()
         return SimResult(
             records=self._records,
             seconds=clock.now(),
@@ -81,6 +86,18 @@ class Simulation:
             counters=engine.scheduler.counters,
             kv_counters=engine.scheduler.kv.counters,
             num_slots=engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size,
+            block_size=engine.scheduler.kv.block_size,
+            swap_counters=engine.scheduler.kv.swap.counters,
+            timeline=self._timeline,
+        )
+
+    def _take_point(self) -> None:
+        scheduler = self.engine.scheduler
+        self._timeline.take(
+            self.clock.now(),
+            self.metrics.usage_seconds,
+            scheduler.counters,
+            num_waiting=scheduler.num_waiting,
         )
 
     def _add(self, request: SimRequest, arrivals: Arrivals) -> None:
@@ -94,9 +111,9 @@ class Simulation:
                 tenant=request.tenant,
                 cache_salt=request.cache_salt,
             )
-        except LeafageError:
+        except LeafageError as error:
             del self._requests[request.request_id]
-            self._records.num_refused += 1
+            self._records.refuse(error)
         else:
             # It came while a step ran; it waits from then on.
             self.metrics.of(request.request_id).arrival_time = request.arrival
