@@ -1,0 +1,214 @@
+"""Reports as JSON, as Markdown and as one self-contained HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from leafage.sim.reproduce.demo import Check, Column, Source, Table
+from leafage.sim.reproduce.runner import Report
+
+TITLE = "Reproduction"
+INTRODUCTION = (
+    "Made by `leafage sim reproduce`: every table and demo of the lecture behind this project, computed again "
+    "by the engine's own scheduler and memory. Columns say where their numbers come from: **measured here**, "
+    "the **lecture**, or **paper reported** (not measurable here). EXACT: the number follows from constants or "
+    "from counting. BAND: it depends on a seed that is not known and must lie in the band. SHAPE: direction "
+    "and size only."
+)
+_MARK = {True: "passed", False: "**FAILED**"}
+
+
+def as_dict(reports: Sequence[Report]) -> dict[str, Any]:
+    """Everything, with numbers as they are."""
+    return {
+        "verdicts": verdicts(reports),
+        "demos": [
+            {
+                "id": report.demo.id,
+                "covers": list(report.demo.covers),
+                "title": report.demo.title,
+                "verdict": report.verdict,
+                "pending": report.demo.pending,
+                "error": report.error,
+                "seconds": report.seconds,
+                "tables": [_table_dict(table) for table in _tables(report)],
+                "checks": [
+                    {
+                        "text": check.text,
+                        "value": check.value,
+                        "wanted": check.wanted,
+                        "kind": check.kind.value,
+                        "passed": check.passed,
+                    }
+                    for check in _checks(report)
+                ],
+                "notes": list(report.outcome.notes) if report.outcome else [],
+            }
+            for report in reports
+        ],
+    }
+
+
+def verdicts(reports: Sequence[Report]) -> dict[str, int]:
+    """How many demos got each verdict."""
+    names = ("passed", "failed", "error", "pending")
+    return {name: sum(report.verdict == name for report in reports) for name in names}
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """One line."""
+    checks = [check for report in reports for check in _checks(report)]
+    counts = verdicts(reports)
+    words = [f"{counts[name]} {name}" for name in counts if counts[name] or name == "passed"]
+    passed = sum(check.passed for check in checks)
+    return f"{len(reports)} demos: {', '.join(words)}; {passed} of {len(checks)} checks passed"
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """The page `docs/reproduction.md`; nothing in it depends on when it is made."""
+    lines = [f"# {TITLE}", "", INTRODUCTION, "", summary(reports) + ".", ""]
+    lines += ["| demo | covers | verdict |", "|---|---|---|"]
+    for report in reports:
+        demo = report.demo
+        anchor = f"[{demo.title}](#{demo.id})" if report.verdict != "pending" else demo.title
+        lines.append(f"| {anchor} | {', '.join(demo.covers)} | {report.verdict} |")
+    for report in reports:
+        lines += ["", f'<a id="{report.demo.id}"></a>', "", f"## {report.demo.title}"]
+        lines += _body(report)
+    return "\n".join(lines) + "\n"
+
+
+def _body(report: Report) -> list[str]:
+    if report.demo.pending is not None:
+        return ["", f"Pending: {report.demo.pending}."]
+    if report.error is not None:
+        return ["", f"It failed to run: `{report.error.strip().splitlines()[-1]}`"]
+    lines = []
+    for table in _tables(report):
+        lines += ["", f"**{table.title}**", "", *_markdown_table(table)]
+    if checks := _checks(report):
+        lines += ["", "| check | ours | wanted | kind | verdict |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {_pipe(c.text)} | {_pipe(c.value)} | {_pipe(c.wanted)} | {c.kind.value} | {_MARK[c.passed]} |"
+            for c in checks
+        ]
+    for note in report.outcome.notes if report.outcome else ():
+        lines += ["", note]
+    return lines
+
+
+def _markdown_table(table: Table) -> list[str]:
+    heads = [_pipe(heading(column)) for column in table.columns]
+    rows = [[_pipe(c.show(cell)) for c, cell in zip(table.columns, row, strict=True)] for row in table.rows]
+    return [
+        "| " + " | ".join(heads) + " |",
+        "|" + "|".join("---" if i == 0 else "--:" for i in range(len(heads))) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+def heading(column: Column) -> str:
+    """A column's name, and the source of its numbers where the name does not say it."""
+    source = column.source.value
+    return column.name if source in ("", column.name) else f"{column.name} ({source})"
+
+
+def html(reports: Sequence[Report]) -> str:
+    """One page without anything outside of it."""
+    parts = [
+        _HEAD,
+        f"<h1>{TITLE}</h1>",
+        f"<p>{_inline(INTRODUCTION)}</p>",
+        f"<p>{escape(summary(reports))}.</p>",
+    ]
+    parts += ["<table>", _html_row("th", [(name, "") for name in ("demo", "covers", "verdict")])]
+    for report in reports:
+        demo = report.demo
+        cells = [(f'<a href="#{demo.id}">{escape(demo.title)}</a>', ""), (escape(", ".join(demo.covers)), "")]
+        parts.append(_html_row("td", [*cells, (report.verdict, report.verdict)]))
+    parts.append("</table>")
+    for report in reports:
+        parts += [f'<h2 id="{report.demo.id}">{escape(report.demo.title)}</h2>', *_html_body(report)]
+    return "\n".join(parts) + "\n</body></html>\n"
+
+
+def _html_body(report: Report) -> list[str]:
+    if report.demo.pending is not None:
+        return [f'<p class="pending">Pending: {escape(report.demo.pending)}.</p>']
+    if report.error is not None:
+        return [f'<pre class="error">{escape(report.error)}</pre>']
+    parts = []
+    for table in _tables(report):
+        parts.append(f"<table><caption>{escape(table.title)}</caption>")
+        parts.append(_html_row("th", [(escape(heading(c)), _css(c)) for c in table.columns]))
+        for row in table.rows:
+            cells = zip(table.columns, row, strict=True)
+            parts.append(_html_row("td", [(escape(c.show(cell)), _css(c)) for c, cell in cells]))
+        parts.append("</table>")
+    if checks := _checks(report):
+        parts.append(
+            "<table><tr><th>check</th><th>ours</th><th>wanted</th><th>kind</th><th>verdict</th></tr>"
+        )
+        for c in checks:
+            verdict = "passed" if c.passed else "failed"
+            cells = [(escape(text), "") for text in (c.text, c.value, c.wanted, c.kind.value)]
+            parts.append(_html_row("td", [*cells, (verdict, verdict)]))
+        parts.append("</table>")
+    parts += [f"<p>{_inline(note)}</p>" for note in (report.outcome.notes if report.outcome else ())]
+    return parts
+
+
+def _html_row(tag: str, cells: Sequence[tuple[str, str]]) -> str:
+    """Cells of (HTML, class)."""
+    inner = "".join(f'<{tag} class="{css}">{content}</{tag}>' for content, css in cells)
+    return f"<tr>{inner}</tr>"
+
+
+def _css(column: Column) -> str:
+    return {Source.OURS: "ours", Source.LECTURE: "lecture", Source.PAPER: "paper", Source.NONE: ""}[
+        column.source
+    ]
+
+
+def _inline(text: str) -> str:
+    """The little Markdown that introductions and notes use: `code` and **bold**."""
+    text = escape(text)
+    for mark, tag in (("`", "code"), ("**", "b")):
+        pieces = text.split(mark)
+        text = "".join(f"<{tag}>{p}</{tag}>" if i % 2 else p for i, p in enumerate(pieces))
+    return text
+
+
+def _tables(report: Report) -> Sequence[Table]:
+    return report.outcome.tables if report.outcome else ()
+
+
+def _checks(report: Report) -> Sequence[Check]:
+    return report.outcome.checks if report.outcome else ()
+
+
+def _table_dict(table: Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "columns": [{"name": c.name, "source": c.source.value} for c in table.columns],
+        "rows": [list(row) for row in table.rows],
+    }
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Reproduction</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
+caption { text-align: left; font-weight: 600; padding: .3rem 0 }
+th, td { border: 1px solid #d5dae0; padding: .25rem .6rem; text-align: right }
+th:first-child, td:first-child { text-align: left }
+th { background: #f3f5f7; font-weight: 600 }
+.ours { background: #eef6ee } .lecture { background: #f4f1fa } .paper { background: #fbf4e6 }
+.passed { color: #156b2c } .failed, .error { color: #b3261e; font-weight: 600 } .pending { color: #6a5a00 }
+</style></head><body>"""
