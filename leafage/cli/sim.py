@@ -9,6 +9,7 @@ from cyclopts import App
 
 COMMANDS = {
     "run": "sim_run",
+    "reproduce": "sim_reproduce",
 }
 """The module of each command, in the order of the help."""
 
@@ -24,7 +25,8 @@ are needed, and an hour of traffic takes seconds.
 
 **Examples**
 
-    leafage sim run --hardware a100-40gb --model opt-13b --rate 3""",
+    leafage sim run --hardware a100-40gb --model opt-13b --rate 3
+    leafage sim reproduce --only R3-7""",
         help_format="markdown",
     )
     called = words[:1] if words and words[0] in COMMANDS else COMMANDS

@@ -11,11 +11,11 @@ from leafage.sim.reproduce.runner import Report
 
 TITLE = "Reproduction"
 INTRODUCTION = (
-    "Made by `leafage sim reproduce`: every table and demo of the lecture behind this project, computed again "
-    "by the engine's own scheduler and memory. Columns say where their numbers come from: **measured here**, "
-    "the **lecture**, or **paper reported** (not measurable here). EXACT: the number follows from constants or "
-    "from counting. BAND: it depends on a seed that is not known and must lie in the band. SHAPE: direction "
-    "and size only."
+    "Made by `leafage sim reproduce`: every table and demo of the lecture behind this project, computed "
+    "again by the engine's own scheduler and memory. Columns say where their numbers come from: **measured "
+    "here**, the **lecture**, or **paper reported** (not measurable here). EXACT: the number follows from "
+    "constants or from counting. BAND: it depends on a seed that is not known and must lie in the band. "
+    "SHAPE: direction and size only."
 )
 _MARK = {True: "passed", False: "**FAILED**"}
 
@@ -63,7 +63,8 @@ def summary(reports: Sequence[Report]) -> str:
     counts = verdicts(reports)
     words = [f"{counts[name]} {name}" for name in counts if counts[name] or name == "passed"]
     passed = sum(check.passed for check in checks)
-    return f"{len(reports)} demos: {', '.join(words)}; {passed} of {len(checks)} checks passed"
+    demos = "demo" if len(reports) == 1 else "demos"
+    return f"{len(reports)} {demos}: {', '.join(words)}; {passed} of {len(checks)} checks passed"
 
 
 def markdown(reports: Sequence[Report]) -> str:
