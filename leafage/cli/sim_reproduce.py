@@ -100,11 +100,16 @@ def make_simulation(settings: Mapping[str, Any], hardware: Hardware, spec: LLMSp
 
 
 def make_engine(model: str, settings: Mapping[str, Any]) -> RealEngine:
-    """`build_engine` with settings by name."""
+    """`build_engine` with settings by name; `tiny` is a model of random weights, made here."""
+    import tempfile
+
     from leafage.build import build_engine
     from leafage.config import EngineConfig
+    from leafage.tiny_model import write_tiny_model
 
-    build: Build = build_engine(EngineConfig.from_kwargs(model=model, **settings))
+    with tempfile.TemporaryDirectory() as folder:
+        name = str(write_tiny_model(Path(folder))) if model == "tiny" else model
+        build: Build = build_engine(EngineConfig.from_kwargs(model=name, **settings))
     return build
 
 

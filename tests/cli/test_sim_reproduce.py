@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from leafage.cli.sim_reproduce import make_engine
+from leafage.core.sampling_params import SamplingParams
+
 
 def test_a_demo_by_its_requirement_with_its_tables(leafage: Callable, tmp_path: Path) -> None:
     done = leafage("sim", "reproduce", "--only", "E4", "--markdown", "page.md", "--html", "page.html")
@@ -33,3 +36,12 @@ def test_an_unknown_demo_is_wrong_usage(leafage: Callable) -> None:
     done = leafage("sim", "reproduce", "--only", "R99")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no demo has this id; got 'R99'" in done.stderr
+
+
+def test_the_tiny_model_is_made_and_computes() -> None:
+    built = make_engine("tiny", {"kv_cache_tokens": 256, "threads": 1})
+    built.engine.add_request("0", built.tokenizer.encode("abc"), SamplingParams(max_tokens=4, temperature=0))
+    tokens: list[int] = []
+    while built.engine.has_unfinished:
+        tokens += [token.token_id for delta in built.engine.step() for token in delta.tokens]
+    assert len(tokens) == 4

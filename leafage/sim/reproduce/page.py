@@ -145,8 +145,8 @@ def _html_body(report: Report) -> list[str]:
         parts.append(f"<table><caption>{escape(table.title)}</caption>")
         parts.append(_html_row("th", [(escape(heading(c)), _css(c)) for c in table.columns]))
         for row in table.rows:
-            cells = zip(table.columns, row, strict=True)
-            parts.append(_html_row("td", [(escape(c.show(cell)), _css(c)) for c, cell in cells]))
+            shown = [(escape(c.show(cell)), _css(c)) for c, cell in zip(table.columns, row, strict=True)]
+            parts.append(_html_row("td", shown))
         parts.append("</table>")
     if checks := _checks(report):
         parts.append(
