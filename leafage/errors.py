@@ -65,6 +65,10 @@ class TemplateError(LeafageError, ValueError):
     """A chat template is missing, does not parse or refused the messages."""
 
 
+class TraceFileError(LeafageError, ValueError):
+    """A trace of requests cannot be used; the message names the file and the line."""
+
+
 class ExecutorError(LeafageError):
     """The executor could not run a batch; the requests of that batch end with this error."""
 

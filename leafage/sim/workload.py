@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate, chain
+from operator import eq
+from typing import Protocol, overload
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class Workload(Protocol):
 
     def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
         """What follows the end of a request at `time`, such as the next turn of its conversation. None of it
-        arrives before `time`."""
+        arrives before `time`. `request` is the very object that the workload gave."""
         ...
 
 
@@ -58,3 +61,65 @@ class Trace:
 
     def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
         return ()
+
+
+class TokenRuns(Sequence[int]):
+    """Token ids as runs of consecutive ones, put together: a long prompt takes the memory of its parts.
+
+    Args:
+        parts: ranges, or what was made of ranges.
+    """
+
+    __slots__ = ("_ends", "runs")
+
+    def __init__(self, *parts: range | TokenRuns) -> None:
+        runs: list[range] = []
+        for part in parts:
+            if isinstance(part, TokenRuns):
+                runs.extend(part.runs)
+            elif part:
+                runs.append(part)
+        self.runs: tuple[range, ...] = tuple(runs)
+        self._ends = list(accumulate(len(run) for run in runs))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.runs)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"token {index} of {len(self)}")
+        number = bisect_right(self._ends, index)
+        return self.runs[number][index - self._ends[number]]  # from the run's end, hence negative
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"TokenRuns{self.runs}"
+
+
+class FreshTokens:
+    """Gives out token ids that nobody else has: what is made of them shares nothing by chance."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self, count: int) -> range:
+        """So many."""
+        first = self._next
+        self._next += count
+        return range(first, self._next)
