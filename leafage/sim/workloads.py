@@ -13,6 +13,8 @@ from leafage.errors import InvalidParameterError
 from leafage.sim.distributions import ALPACA_OUTPUT, ALPACA_PROMPT, SHAREGPT_OUTPUT, SHAREGPT_PROMPT
 from leafage.sim.generated import Generated
 from leafage.sim.independent import Independent
+from leafage.sim.sessions import Agents, MultiTurn
+from leafage.sim.shared_prompts import FewShot, Retrieval
 from leafage.sim.trace_file import TraceFile
 
 
@@ -55,6 +57,12 @@ WORKLOADS: dict[str, WorkloadKind] = {
     "beam": WorkloadKind(
         "beam search with four beams from each of ShareGPT's prompts", Independent, {"beam_width": 4}
     ),
+    "few-shot": WorkloadKind(
+        "questions of eight tasks, each after its task's examples, all at once", FewShot
+    ),
+    "rag": WorkloadKind("questions after retrieved documents, some of them popular", Retrieval),
+    "multi-turn": WorkloadKind("conversations: each prompt is all that was said before", MultiTurn),
+    "agents": WorkloadKind("agents that call tools, and try several continuations now and then", Agents),
 }
 TRACE = WorkloadKind("the requests of a file", TraceFile)
 
