@@ -85,7 +85,7 @@ class Memory(Protocol):
     num_free: int
 
     def allocate(self, length: int) -> Any: ...
-    def free(self, piece: Any, length: int) -> None: ...
+    def free(self, piece: Any) -> None: ...
 
 
 class Paged:
@@ -104,7 +104,7 @@ class Paged:
             return None
         return [self.pool.take() for _ in range(count)]
 
-    def free(self, piece: list[int], length: int) -> None:
+    def free(self, piece: list[int]) -> None:
         for block in piece:
             self.pool.drop(block)
 
@@ -122,7 +122,7 @@ def events(memory: Memory, mean: int, seed: int) -> Events:
     """A coin says allocate or free a random piece; sizes are log-normal with this mean, at most the arena."""
     rng = random.Random(seed)
     mu = math.log(mean) - SIGMA**2 / 2
-    live: list[tuple[Any, int]] = []
+    live: list[Any] = []
     failures = enough_free = 0
     free = 0
     for _ in range(NUM_EVENTS):
@@ -135,9 +135,9 @@ def events(memory: Memory, mean: int, seed: int) -> Events:
                 failures += 1
                 enough_free += memory.num_free >= size
             else:
-                live.append((piece, size))
+                live.append(piece)
         elif live:
-            memory.free(*live.pop(int(which * len(live))))
+            memory.free(live.pop(int(which * len(live))))
         free += memory.num_free
     return Events(failures, enough_free, 1 - free / NUM_EVENTS / ARENA_TOKENS)
 

@@ -33,7 +33,8 @@ _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
 
 _POLICIES = ("fcfs", "first_fit", "longest_prefix", "depth_first", "shortest_prompt", "fair", "static")
 _RESERVED = ("reserved-max", "reserved-pow2", "reserved-oracle")
-_KV = ("paged", *_RESERVED, *(f"{reserved}-buddy" for reserved in _RESERVED))
+_ALLOCATORS = ("", "-buddy", "-scattered")
+_KV = ("paged", *(f"{reserved}{allocator}" for reserved in _RESERVED for allocator in _ALLOCATORS))
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -89,7 +90,7 @@ class EngineConfig:
         "admission and never shared, as older systems do, to compare with: 'reserved-max' (max_model_len), "
         "'reserved-pow2' (prompt, and max_tokens rounded up to a power of two) or 'reserved-oracle' (prompt "
         "and max_tokens); a piece goes where it first fits, or with '-buddy' at the end of the name, where a "
-        "buddy allocator puts it",
+        "buddy allocator puts it, or with '-scattered' its blocks lie anywhere",
     )
     watermark: float = _setting(
         0.02, "share of the KV pool that stays free when a request is admitted while others run"

@@ -141,13 +141,13 @@ def kv_manager(config: EngineConfig, plan: MemoryPlan) -> KV:
             max_pinned_blocks=plan.max_pinned_blocks,
             swap_space=SwapSlots(plan.num_swap_slots),
         )
-    _, reservation, *buddy = config.kv.split("-")
+    _, reservation, *allocator = config.kv.split("-")
     return ReservedKVManager(
         plan.num_blocks,
         plan.block_size,
         reservation,
         max_model_len=plan.max_model_len,
-        allocator="buddy" if buddy else "first-fit",
+        allocator=allocator[0] if allocator else "first-fit",
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from leafage import memory
 from leafage.build import Assets
 from leafage.config import EngineConfig
-from leafage.core.arena import Buddy, FirstFit
+from leafage.core.arena import Buddy, FirstFit, Scattered
 from leafage.core.kv_manager import KVManager
 from leafage.core.reserved import ReservedKVManager
 from leafage.core.swap import RestoreCost
@@ -75,14 +75,15 @@ def test_what_cannot_fit_is_refused(settings: dict[str, Any], message: str) -> N
         plan(**settings)
 
 
-@pytest.mark.parametrize("kv", ["paged", "reserved-max", "reserved-oracle-buddy"])
+@pytest.mark.parametrize("kv", ["paged", "reserved-max", "reserved-oracle-buddy", "reserved-pow2-scattered"])
 def test_how_sequences_get_their_kv_cache(kv: str) -> None:
     manager = kv_manager(EngineConfig(kv=kv), plan(kv_cache_tokens=512, kv=kv, max_model_len=100))
     assert isinstance(manager, KVManager if kv == "paged" else ReservedKVManager)
     assert manager.num_blocks == 32
     if isinstance(manager, ReservedKVManager):
         assert manager.max_model_len == 100
-        assert isinstance(manager._arena, Buddy if kv.endswith("buddy") else FirstFit)
+        kinds = {"max": FirstFit, "buddy": Buddy, "scattered": Scattered}
+        assert type(manager._arena) is kinds[kv.split("-")[-1]]
 
 
 def test_pins_may_hold_a_quarter_where_the_longest_sequence_still_fits_beside_it() -> None:

@@ -90,6 +90,7 @@ def test_position_in_the_batch_changes_nothing(llm: LLM, witness: Witness, alone
         {"kv": "reserved-max", "max_model_len": 300},
         {"kv": "reserved-pow2-buddy"},
         {"kv": "reserved-oracle"},
+        {"kv": "reserved-oracle-scattered"},
     ],
     ids=lambda settings: " ".join(f"{k}={v}" for k, v in settings.items()),
 )

@@ -1,22 +1,27 @@
-"""Contiguous allocation: runs of consecutive units, as systems without paging reserve them.
+"""Allocation of runs of units, as systems reserve them that give a request all its memory at once.
 
-Two allocators with one interface. `FirstFit` leaves holes that no request fits (external fragmentation);
-`Buddy` rounds every run up to a power of two (internal fragmentation) and merges freed halves at once. After
-Knuth, "The Art of Computer Programming", volume 1, section 2.5.
+Three allocators with one interface. The units of a run are consecutive with two of them: `FirstFit` leaves
+holes that no request fits (external fragmentation); `Buddy` rounds every run up to a power of two (internal
+fragmentation) and merges freed halves at once. After Knuth, "The Art of Computer Programming", volume 1,
+section 2.5. With `Scattered` they lie anywhere: what is left of a reservation's cost is the reservation.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
 class Arena(Protocol):
-    """Runs of consecutive units 0 .. size - 1. What is free is known, never what a run holds."""
+    """Runs of units out of 0 .. size - 1. What is free is known, never what a run holds."""
 
     size: int
-    num_free: int
-    """Free units, wherever they lie."""
+
+    @property
+    def num_free(self) -> int:
+        """Free units, wherever they lie."""
+        ...
 
     def rounded(self, length: int) -> int:
         """The units that a run of `length` really takes."""
@@ -26,12 +31,12 @@ class Arena(Protocol):
         """How many runs of `length` the empty arena holds."""
         ...
 
-    def allocate(self, length: int) -> int | None:
-        """The first unit of a run, None when no free one is long enough."""
+    def allocate(self, length: int) -> Sequence[int] | None:
+        """The units of a run, None when there is none."""
         ...
 
-    def free(self, start: int, length: int) -> None:
-        """Give back a run, by the length that was asked for."""
+    def free(self, run: Sequence[int]) -> None:
+        """Give back a run, as it was given out."""
         ...
 
     def largest_free(self) -> int:
@@ -39,7 +44,7 @@ class Arena(Protocol):
         ...
 
     def free_runs(self) -> list[tuple[int, int]]:
-        """(start, length) of every free run, by start."""
+        """(start, length) of the free units, by start."""
         ...
 
     def check(self) -> None:
@@ -64,7 +69,7 @@ class FirstFit:
     def capacity(self, length: int) -> int:
         return self.size // length
 
-    def allocate(self, length: int) -> int | None:
+    def allocate(self, length: int) -> range | None:
         assert length > 0, "a run has at least one unit"
         for i, hole in enumerate(self._lengths):
             if hole >= length:
@@ -75,10 +80,11 @@ class FirstFit:
                     self._starts[i] = start + length
                     self._lengths[i] = hole - length
                 self.num_free -= length
-                return start
+                return range(start, start + length)
         return None
 
-    def free(self, start: int, length: int) -> None:
+    def free(self, run: Sequence[int]) -> None:
+        start, length = run[0], len(run)
         starts, lengths = self._starts, self._lengths
         i = bisect_left(starts, start)
         joins_next = i < len(starts) and start + length == starts[i]
@@ -137,7 +143,7 @@ class Buddy:
     def capacity(self, length: int) -> int:
         return sum(1 << order >> _order(length) for _, order in self._roots)
 
-    def allocate(self, length: int) -> int | None:
+    def allocate(self, length: int) -> range | None:
         wanted = _order(length)
         for order in range(wanted, len(self._free)):
             if self._free[order]:
@@ -147,13 +153,14 @@ class Buddy:
                     order -= 1
                     self._free[order].add(start + (1 << order))
                 self.num_free -= 1 << wanted
-                return start
+                return range(start, start + length)
         return None
 
-    def free(self, start: int, length: int) -> None:
-        order = _order(length)
+    def free(self, run: Sequence[int]) -> None:
+        start, order = run[0], _order(len(run))
         assert not any(
-            low <= start < low + run or start <= low < start + (1 << order) for low, run in self.free_runs()
+            low <= start < low + length or start <= low < start + (1 << order)
+            for low, length in self.free_runs()
         ), f"units from {start} are free already"
         self.num_free += 1 << order
         # The buddy of a whole root is never free as one run: the root behind it is smaller.
@@ -186,4 +193,43 @@ def _order(length: int) -> int:
     return (length - 1).bit_length()
 
 
-ARENAS: dict[str, type[FirstFit] | type[Buddy]] = {"first-fit": FirstFit, "buddy": Buddy}
+class Scattered:
+    """Any free units; those freed last go first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = list(reversed(range(size)))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def rounded(self, length: int) -> int:
+        return length
+
+    def capacity(self, length: int) -> int:
+        return self.size // length
+
+    def allocate(self, length: int) -> list[int] | None:
+        assert length > 0, "a run has at least one unit"
+        if length > len(self._free):
+            return None
+        run = self._free[-length:]
+        run.reverse()
+        del self._free[-length:]
+        return run
+
+    def free(self, run: Sequence[int]) -> None:
+        self._free.extend(reversed(run))
+
+    def largest_free(self) -> int:
+        return len(self._free)
+
+    def free_runs(self) -> list[tuple[int, int]]:
+        return [(unit, 1) for unit in sorted(self._free)]
+
+    def check(self) -> None:
+        assert len(set(self._free)) == len(self._free), "a unit is free twice"
+
+
+ARENAS: dict[str, Callable[[int], Arena]] = {"first-fit": FirstFit, "buddy": Buddy, "scattered": Scattered}

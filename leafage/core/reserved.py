@@ -1,13 +1,14 @@
-"""ReservedKVManager: contiguous memory, reserved for the longest that a request may become.
+"""ReservedKVManager: memory reserved at admission for the longest that a request may become.
 
 The baselines of paging. Systems before PagedAttention keep K and V of a sequence in one piece and reserve it
 at admission: Orca (Yu et al., OSDI 2022), in the three variants that Kwon et al. (SOSP 2023, section 6.1)
 compare with. Here a piece is a run of consecutive blocks of the same pool, so executors run them unchanged;
-the scheduler is the same too.
+the scheduler is the same too. With the allocator `scattered` a run's blocks lie anywhere: it tells what the
+reservation costs from what the one piece costs.
 
 What follows from it, and is asserted by `check()`:
 
-1. A sequence's blocks are consecutive and lie inside its run; runs are disjoint, and all else is free.
+1. A sequence's blocks are the first of its run; runs are disjoint, and all else is free.
 2. Nothing grows beyond its run, which covers prompt and max_tokens. So nothing is preempted, except by a
    higher class.
 3. Nothing is shared: sequence i of a request gets a run of its own and a copy of the prompt's K/V, and there
@@ -18,8 +19,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Units
 from copy import deepcopy
-from dataclasses import dataclass
 
 from leafage.core.arena import ARENAS, Arena
 from leafage.core.batch import Copy
@@ -57,15 +58,8 @@ def reserve_oracle(num_prompt: int, max_tokens: int, max_model_len: int) -> int:
 RESERVATIONS: dict[str, Reservation] = {"max": reserve_max, "pow2": reserve_pow2, "oracle": reserve_oracle}
 
 
-@dataclass(slots=True, frozen=True)
-class _Run:
-    """`length` consecutive blocks from `start`."""
-
-    start: int
-    length: int
-
-    def __contains__(self, block: int) -> bool:
-        return self.start <= block < self.start + self.length
+Run = Units[int]
+"""Blocks of a sequence, in the order of its tokens."""
 
 
 class ReservedKVManager:
@@ -76,7 +70,7 @@ class ReservedKVManager:
         block_size: tokens per block; reservations are rounded up to it.
         reservation: `max`, `pow2` or `oracle`.
         max_model_len: prompt and output tokens of a sequence at most.
-        allocator: `first-fit` or `buddy`.
+        allocator: `first-fit`, `buddy` or `scattered`.
 
     Raises:
         InvalidParameterError: for sizes below 1, an unknown reservation or allocator, or a pool that has no
@@ -115,8 +109,8 @@ class ReservedKVManager:
         self._reserve = RESERVATIONS[reservation]
         self._arena: Arena = ARENAS[allocator](num_blocks)
         self._attached: dict[int, Sequence] = {}
-        self._runs: dict[int, _Run] = {}  # by seq_id
-        self._spare: dict[str, list[_Run]] = {}  # for the forks of a gang, by request_id
+        self._runs: dict[int, Run] = {}  # by seq_id
+        self._spare: dict[str, list[Run]] = {}  # for the forks of a gang, by request_id
         self._num_members: Counter[str] = Counter()
         self._beams: set[str] = set()  # gangs that go on forking: they keep the runs of dead beams
         self._copied: dict[int, Sequence] = {}  # children whose copies the step does, by seq_id
@@ -178,9 +172,9 @@ class ReservedKVManager:
             longest = num_computable(request)
             for run in self._spare.get(request.request_id, ()):
                 usage.reservation += longest
-                usage.internal += arena.rounded(run.length) * size - longest
+                usage.internal += arena.rounded(len(run)) * size - longest
             for seq in request.live:
-                usage.add(seq, arena.rounded(self._runs[seq.seq_id].length) * size, longest)
+                usage.add(seq, arena.rounded(len(self._runs[seq.seq_id])) * size, longest)
         usage.free = arena.largest_free() * size
         usage.external = arena.num_free * size - usage.free
         usage.duplicates = self._duplicates.num_blocks * size
@@ -229,20 +223,19 @@ class ReservedKVManager:
         count, length = self._runs_for(request)
         if self._arena.rounded(length) * count > self.num_free:
             return False
-        runs: list[_Run] = []
+        runs: list[Run] = []
         for _ in range(count):
-            start = self._arena.allocate(length)
-            if start is None:
+            run = self._arena.allocate(length)
+            if run is None:
                 self._give_back(runs)
                 if self._refused != request.request_id:  # it asks again in every step
                     self._refused = request.request_id
                     self.counters.fragmented_admissions += 1
                 return False
-            runs.append(_Run(start, length))
+            runs.append(run)
         for seq in members:
             run = self._runs[seq.seq_id] = runs.pop(0)
-            blocks = self.blocks_for(len(seq.tokens))
-            seq.block_table = list(range(run.start, run.start + blocks))
+            seq.block_table = list(run[: self.blocks_for(len(seq.tokens))])
             self._attached[seq.seq_id] = seq
         self._num_members[request.request_id] = len(members)
         if request.params.beam_width is not None:
@@ -262,7 +255,7 @@ class ReservedKVManager:
         arena = deepcopy(self._arena)
         runs = [self._runs[seq.seq_id] for other in others for seq in other.live]
         for run in runs + [run for other in others for run in self._spare.get(other.request_id, ())]:
-            arena.free(run.start, run.length)
+            arena.free(run)
         count, length = self._runs_for(request)
         return all(arena.allocate(length) is not None for _ in range(count))
 
@@ -310,14 +303,14 @@ class ReservedKVManager:
         table = seq.block_table
         run = self._runs[seq.seq_id]
         while len(table) * self.block_size < end:
-            assert len(table) < run.length, f"sequence {seq.seq_id} grows beyond its reservation"
-            table.append(run.start + len(table))
+            assert len(table) < len(run), f"sequence {seq.seq_id} grows beyond its reservation"
+            table.append(run[len(table)])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` takes the run that was reserved for it; the next batch copies the parent's K/V there."""
         run = self._runs[child.seq_id] = self._spare[child.request_id].pop()
         self._num_members[child.request_id] += 1
-        child.block_table = list(range(run.start, run.start + len(parent.block_table)))
+        child.block_table = list(run[: len(parent.block_table)])
         child.num_computed = child.num_planned = parent.num_computed
         child.num_published = parent.num_published
         self._attached[child.seq_id] = self._copied[child.seq_id] = child
@@ -359,9 +352,9 @@ class ReservedKVManager:
         seq.write_from = 0
         del self._attached[seq.seq_id]
 
-    def _give_back(self, runs: list[_Run]) -> None:
+    def _give_back(self, runs: list[Run]) -> None:
         for run in runs:
-            self._arena.free(run.start, run.length)
+            self._arena.free(run)
 
     # -- invariants --------------------------------------------------------------------------------
 
@@ -370,18 +363,20 @@ class ReservedKVManager:
         arena = self._arena
         arena.check()
         spare = [run for runs in self._spare.values() for run in runs]
-        taken = [(r.start, arena.rounded(r.length)) for r in [*self._runs.values(), *spare]]
-        end = 0
-        for start, length in sorted([*taken, *arena.free_runs()]):
-            assert start == end, f"blocks from {min(start, end)} are lost or taken twice"
-            end = start + length
-        assert end == self.num_blocks, "the runs do not cover the pool"
+        owners = [0] * self.num_blocks
+        for run in [*self._runs.values(), *spare]:
+            beyond = range(run[-1] + 1, run[-1] + 1 + arena.rounded(len(run)) - len(run))
+            for block in (*run, *beyond):
+                owners[block] += 1
+        for start, length in arena.free_runs():
+            for block in range(start, start + length):
+                owners[block] += 1
+        assert owners == [1] * self.num_blocks, "blocks are lost or taken twice"
         assert self._runs.keys() == self._attached.keys(), "a run without a sequence, or the reverse"
         for seq in self._attached.values():
             run, table = self._runs[seq.seq_id], seq.block_table
             name = f"sequence {seq.seq_id}"
-            assert table == list(range(run.start, run.start + len(table))), f"{name}: blocks are not in a row"
-            assert len(table) <= run.length, f"{name}: holds blocks beyond its run"
+            assert table == list(run[: len(table)]), f"{name}: blocks are not the first of its run"
             planned = seq.num_planned
             assert 0 <= seq.num_computed <= planned <= len(seq.tokens), f"{name}: num_computed is wrong"
             assert planned <= len(table) * self.block_size, f"{name}: computed tokens without a block"

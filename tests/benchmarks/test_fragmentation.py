@@ -60,7 +60,7 @@ def test_the_paged_memory_is_the_block_pool_of_the_engine() -> None:
     piece = memory.allocate(33)
     assert piece is not None and len(piece) == 3 and memory.num_free == 16
     assert memory.allocate(17) is None
-    memory.free(piece, 33)
+    memory.free(piece)
     assert memory.num_free == 64
 
 

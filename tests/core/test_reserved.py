@@ -42,7 +42,7 @@ def test_what_cannot_work_is_refused(arguments: tuple[int, int, str, int], messa
     *sizes, max_model_len = arguments
     with pytest.raises(InvalidParameterError, match=message):
         ReservedKVManager(*sizes, max_model_len=max_model_len)  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameterError, match=r"unknown allocator.*first-fit or buddy"):
+    with pytest.raises(InvalidParameterError, match=r"unknown allocator.*first-fit or buddy or scattered"):
         ReservedKVManager(4, 16, "max", max_model_len=64, allocator="best")
     with pytest.raises(InvalidParameterError, match=r"112 tokens, buddy.*at least 128 tokens"):
         ReservedKVManager(7, 16, "max", max_model_len=112, allocator="buddy")
@@ -61,6 +61,24 @@ def test_blocks_of_a_sequence_are_consecutive_and_appear_as_it_grows() -> None:
     assert first.block_table == [0, 1, 2, 3] and second.block_table == [5, 6, 7]
     loop.run()
     assert loop.kv.num_active == 0
+
+
+def test_scattered_blocks_need_no_hole_that_is_long_enough() -> None:
+    """Four runs of two blocks; the second and the last leave, and three blocks are wanted."""
+    tables = {}
+    for allocator in ("first-fit", "scattered"):
+        loop = Loop(8, 4, max_model_len=32, reservation="oracle", allocator=allocator)
+        for max_tokens in (4, 2, 4, 2):
+            loop.add(range(5), max_tokens=max_tokens)
+        loop.step()
+        loop.step()
+        loop.add(range(9), max_tokens=4)  # 12 slots
+        loop.step()
+        tables[allocator] = [seq.block_table for seq in loop.kv.attached()]
+        waits = loop.kv.counters.fragmented_admissions
+        assert waits == (1 if allocator == "first-fit" else 0)
+        loop.run()
+    assert tables == {"first-fit": [[0, 1], [4, 5]], "scattered": [[0, 1], [4, 5], [6, 7, 2]]}
 
 
 @pytest.mark.parametrize(("reservation", "allocator"), KINDS)
