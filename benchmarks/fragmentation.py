@@ -13,17 +13,13 @@ import argparse
 import json
 import math
 import random
-import statistics
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from comparison.spread import Spread
 
-from leafage.core.arena import Buddy, FirstFit
-from leafage.core.block_pool import BlockPool
-from leafage.core.reserved import RESERVATIONS
+from leafage.sim.fragmentation import MEMORIES, Failures, end_of_request, fragmentation
 
 MAX_MODEL_LEN = 2048
 NUM_REQUESTS = 600
@@ -32,7 +28,6 @@ ARENA_TOKENS = 32_768
 NUM_EVENTS = 20_000
 MEANS = (512, 2048, 4096)
 SIGMA = 0.95  # of the log of the sizes
-BLOCK = 16
 SEEDS = (0, 1, 2)
 
 
@@ -50,99 +45,16 @@ def lengths(seed: int, count: int = NUM_REQUESTS) -> list[tuple[int, int]]:
     return drawn
 
 
-@dataclass(slots=True)
-class EndOfRequest:
-    """Slots at the end of requests: held and written, means per request; `utilisation` is their ratio."""
-
-    system: str
-    held: float
-    written: float
-
-    @property
-    def utilisation(self) -> float:
-        return self.written / self.held
-
-
-def end_of_request(requests: list[tuple[int, int]]) -> list[EndOfRequest]:
-    """What each way to give out memory holds at the end of the requests, and what of it is written.
-
-    The K/V of a request's last token is never computed, so p + o - 1 slots are written.
-    """
-    written = statistics.mean(prompt + output - 1 for prompt, output in requests)
-    rows = []
-    for name, reserve in RESERVATIONS.items():
-        held = statistics.mean(reserve(prompt, output, MAX_MODEL_LEN) for prompt, output in requests)
-        rows.append(EndOfRequest(f"reserved-{name}", held, written))
-    for block in PAGED_BLOCKS:
-        held = statistics.mean(-(-(prompt + output - 1) // block) * block for prompt, output in requests)
-        rows.append(EndOfRequest(f"paged, block {block}", held, written))
-    return rows
-
-
-class Memory(Protocol):
-    """Pieces of a pool, in tokens."""
-
-    num_free: int
-
-    def allocate(self, length: int) -> Any: ...
-    def free(self, piece: Any) -> None: ...
-
-
-class Paged:
-    """The engine's block pool, by the same calls."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self.pool = BlockPool(num_tokens // BLOCK)
-
-    @property
-    def num_free(self) -> int:
-        return self.pool.num_free * BLOCK
-
-    def allocate(self, length: int) -> list[int] | None:
-        count = -(-length // BLOCK)
-        if count > self.pool.num_free:
-            return None
-        return [self.pool.take() for _ in range(count)]
-
-    def free(self, piece: list[int]) -> None:
-        for block in piece:
-            self.pool.drop(block)
-
-
-@dataclass(slots=True)
-class Events:
-    """Failed allocations on a stream, those with enough free space in all, and the mean share in use."""
-
-    failures: int
-    enough_free: int
-    used: float
-
-
-def events(memory: Memory, mean: int, seed: int) -> Events:
-    """A coin says allocate or free a random piece; sizes are log-normal with this mean, at most the arena."""
-    rng = random.Random(seed)
-    mu = math.log(mean) - SIGMA**2 / 2
-    live: list[Any] = []
-    failures = enough_free = 0
-    free = 0
-    for _ in range(NUM_EVENTS):
-        allocates = rng.random() < 0.5
-        size = min(max(round(rng.lognormvariate(mu, SIGMA)), 1), ARENA_TOKENS)
-        which = rng.random()
-        if allocates:
-            piece = memory.allocate(size)
-            if piece is None:
-                failures += 1
-                enough_free += memory.num_free >= size
-            else:
-                live.append(piece)
-        elif live:
-            memory.free(live.pop(int(which * len(live))))
-        free += memory.num_free
-    return Events(failures, enough_free, 1 - free / NUM_EVENTS / ARENA_TOKENS)
-
-
-SYSTEMS: dict[str, Callable[[int], Memory]] = {"first-fit": FirstFit, "buddy": Buddy, "paged": Paged}
+def failures(system: str, mean: int, seed: int) -> Failures:
+    """Failed allocations of one system on the stream of events."""
+    return fragmentation(
+        MEMORIES[system],
+        num_tokens=ARENA_TOKENS,
+        num_events=NUM_EVENTS,
+        mean=mean,
+        sigma=SIGMA,
+        seed=seed,
+    )
 
 
 def measure() -> dict[str, Any]:
@@ -150,7 +62,8 @@ def measure() -> dict[str, Any]:
     ends: dict[str, list[float]] = {}
     unused: dict[str, list[float]] = {}
     for seed in SEEDS:
-        for row in end_of_request(lengths(seed)):
+        rows = end_of_request(lengths(seed), max_model_len=MAX_MODEL_LEN, block_sizes=PAGED_BLOCKS)
+        for row in rows:
             ends.setdefault(row.system, []).append(row.utilisation)
             unused.setdefault(row.system, []).append(row.held - row.written)
     return {
@@ -162,10 +75,10 @@ def measure() -> dict[str, Any]:
             {
                 "mean": mean,
                 "system": system,
-                "runs": [asdict(events(make(ARENA_TOKENS), mean, seed)) for seed in SEEDS],
+                "runs": [asdict(failures(system, mean, seed)) for seed in SEEDS],
             }
             for mean in MEANS
-            for system, make in SYSTEMS.items()
+            for system in MEMORIES
         ],
     }
 

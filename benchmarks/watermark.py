@@ -2,9 +2,8 @@
 
     python benchmarks/watermark.py
 
-The scheduler and the KV manager are the engine's; the model is a cost: OPT-13B on one A100-40GB with 748
-blocks of 16 tokens (the setting of Kwon et al., SOSP 2023, section 6.2), where a step takes max(arithmetic,
-memory) + 0.5 ms. Requests arrive at 3 a second with log-normal lengths; they share nothing.
+The engine is simulated: OPT-13B on one A100-40GB with 748 blocks of 16 tokens (the setting of Kwon et al.,
+SOSP 2023, section 6.2). Requests arrive at 3 a second with log-normal lengths; they share nothing.
 """
 
 from __future__ import annotations
@@ -14,31 +13,16 @@ import statistics
 
 import numpy as np
 
-from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
-from leafage.core.kv_manager import KVManager
-from leafage.core.request import Request
-from leafage.core.sampling_params import SamplingParams
-from leafage.core.scheduler import Scheduler
+from leafage.build import build_simulation
+from leafage.config import EngineConfig
+from leafage.sim.hardware import Hardware
+from leafage.sim.llm_spec import LLMSpec
+from leafage.sim.result import SLO
+from leafage.sim.workload import SimRequest, Trace
 
 NUM_BLOCKS, BLOCK_SIZE = 748, 16
-LAYERS, WIDTH, MLP_WIDTH, VOCABULARY = 40, 5120, 13653, 50272
-BODY = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * MLP_WIDTH)
-HEAD = VOCABULARY * WIDTH
-FLOPS, BANDWIDTH = 0.7 * 312e12, 0.8 * 1.555e12
-KV_BYTES = 2 * 2 * LAYERS * WIDTH  # of a token
-TTFT_SLO, TPOT_SLO = 2.0, 0.1
+LEVEL = SLO(ttft=2.0, tpot=0.1)
 WATERMARKS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
-
-
-def seconds(batch: Batch) -> float:
-    """What a step of the batch takes."""
-    flops = read = 0.0
-    for item in batch.items:
-        count, end = len(item.token_ids), item.start + len(item.token_ids)
-        flops += 2 * BODY * count + 2 * HEAD * len(item.samples)
-        flops += 4 * LAYERS * WIDTH * count * (item.start + (count + 1) / 2)
-        read += KV_BYTES * end
-    return max(flops / FLOPS, (2 * (BODY + HEAD) + read) / BANDWIDTH) + 0.5e-3
 
 
 def run(watermark: float, *, seed: int, num_requests: int, rate: float) -> dict[str, float]:
@@ -48,39 +32,28 @@ def run(watermark: float, *, seed: int, num_requests: int, rate: float) -> dict[
     outputs = np.clip(rng.lognormal(np.log(220), 0.8, num_requests), 1, 2040).astype(int)
     outputs = np.minimum(outputs, 2048 - prompts)
     arrivals = np.cumsum(rng.exponential(1 / rate, num_requests))
-    kv = KVManager(NUM_BLOCKS, BLOCK_SIZE, "none")
-    scheduler = Scheduler(
-        kv,
+    config = EngineConfig(
+        kv_cache_tokens=NUM_BLOCKS * BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        prefix_index="none",
         max_num_seqs=256,
         max_num_batched_tokens=4096,
         max_model_len=2048,
-        watermark=int(watermark * NUM_BLOCKS),
+        watermark=watermark,
         preemption="recompute",
     )
-    first, last = np.zeros(num_requests), np.zeros(num_requests)
-    now, added = 0.0, 0
-    while added < num_requests or scheduler.has_unfinished:
-        if not scheduler.has_unfinished:
-            now = max(now, arrivals[added])
-        while added < num_requests and arrivals[added] <= now:
-            prompt = [added * 4096 + i for i in range(prompts[added])]  # all different
-            params = SamplingParams(max_tokens=int(outputs[added]), temperature=0.0, ignore_eos=True)
-            scheduler.add(Request(str(added), prompt, params))
-            added += 1
-        batch = scheduler.schedule()
-        now += seconds(batch)
-        results = [ItemOutput([SampledToken(0, 0.0) for _ in item.samples]) for item in batch.items]
-        for delta in scheduler.update(batch, StepOutput(results)):
-            number = int(delta.request_id)
-            first[number] = first[number] or now
-            last[number] = now
-    ttft = first - arrivals
-    tpot = (last - first) / np.maximum(outputs - 1, 1)
+    simulation = build_simulation(config, Hardware.load("a100-40gb"), LLMSpec.load("opt-13b"))
+    result = simulation.run(
+        Trace(
+            SimRequest(str(i), float(arrivals[i]), range(prompts[i]), range(outputs[i]))
+            for i in range(num_requests)
+        )
+    )
     return {
-        "preemptions": scheduler.counters.preemptions,
-        "recomputed": scheduler.counters.recomputed_tokens,
-        "tok/s": float(outputs.sum() / now),
-        "SLO": 100 * float(np.mean((ttft <= TTFT_SLO) & (tpot <= TPOT_SLO))),
+        "preemptions": result.counters.preemptions,
+        "recomputed": result.counters.recomputed_tokens,
+        "tok/s": result.throughput,
+        "SLO": 100 * result.attainment(LEVEL),
     }
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import fragmentation
 import pytest
 
-from leafage.core.block_pool import BlockPool
-
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
@@ -52,16 +50,6 @@ def test_r1_6_paging_never_fails_with_enough_free_space(measured: dict[str, Any]
     for paged, contiguous in zip(row["runs"], first_fit["runs"], strict=True):
         assert paged["enough_free"] == 0
         assert paged["used"] > contiguous["used"], "what it does not lose, it uses"
-
-
-def test_the_paged_memory_is_the_block_pool_of_the_engine() -> None:
-    memory = fragmentation.Paged(64)
-    assert isinstance(memory.pool, BlockPool)
-    piece = memory.allocate(33)
-    assert piece is not None and len(piece) == 3 and memory.num_free == 16
-    assert memory.allocate(17) is None
-    memory.free(piece)
-    assert memory.num_free == 64
 
 
 def test_a_report_has_a_line_for_each_row(measured: dict[str, Any]) -> None:
