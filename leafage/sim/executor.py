@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
+from leafage.sim.beam_rows import beam_row
 from leafage.sim.workload import SimRequest
 
 
@@ -35,7 +36,8 @@ class StepCost(Protocol):
 
 
 class SimExecutor:
-    """Takes the time that the cost model says and gives the tokens that the trace says.
+    """Takes the time that the cost model says and gives the tokens that the trace says. Beam searches find
+    tokens of their own (`beam_rows`); the trace says how many.
 
     Args:
         cost_model: seconds of a batch.
@@ -57,6 +59,10 @@ class SimExecutor:
                 items.append(NOTHING)
                 continue
             output = requests[item.request_id].output
+            if item.params.beam_width is not None:
+                top = beam_row(output[0], item.samples[0].position, item.history[-1], item.top_k_logprobs)
+                items.append(ItemOutput([SampledToken(*top[0], rank=1, top=top)]))
+                continue
             items.append(
                 ItemOutput(
                     [
