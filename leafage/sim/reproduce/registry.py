@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from leafage.sim.reproduce import cache_aware, exercise_4, exercise_9
+from leafage.sim.reproduce import cache_aware, exercise_4, exercise_9, sharing
 from leafage.sim.reproduce.demo import Demo
 
 _FSM = "follows with structured output: the compressed finite-state machine is not built yet"
 
 DEMOS: tuple[Demo, ...] = (
     *exercise_4.DEMOS,
+    *sharing.DEMOS,
     *cache_aware.DEMOS,
     *exercise_9.DEMOS,
     Demo("code06-1", ("R7-11",), "Code 06 demo 1: compressed FSM, 5 samples of a short record", pending=_FSM),
