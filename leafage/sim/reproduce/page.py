@@ -12,10 +12,10 @@ from leafage.sim.reproduce.runner import Report
 TITLE = "Reproduction"
 INTRODUCTION = (
     "Made by `leafage sim reproduce`: every table and demo of the lecture behind this project, computed "
-    "again by the engine's own scheduler and memory. Columns say where their numbers come from: **measured "
-    "here**, the **lecture**, or **paper reported** (not measurable here). EXACT: the number follows from "
-    "constants or from counting. BAND: it depends on a seed that is not known and must lie in the band. "
-    "SHAPE: direction and size only."
+    "again by the engine's own scheduler and memory. Columns say where their numbers come from: **ours** is "
+    "measured here, **lecture** is what the lecture says, and **paper** is paper reported and not measurable "
+    "here. EXACT: the number follows from constants or from counting. BAND: it depends on a seed that is not "
+    "known and must lie in the band. SHAPE: direction and size only."
 )
 _MARK = {True: "passed", False: "**FAILED**"}
 
@@ -111,9 +111,10 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def heading(column: Column) -> str:
-    """A column's name, and the source of its numbers where the name does not say it."""
-    source = column.source.value
-    return column.name if source in ("", column.name) else f"{column.name} ({source})"
+    """A column's name, and in a word the source of its numbers where the name does not say it."""
+    if column.source is Source.NONE or column.name == column.source.value:
+        return column.name
+    return f"{column.name} ({column.source.name.lower()})"
 
 
 def html(reports: Sequence[Report]) -> str:
