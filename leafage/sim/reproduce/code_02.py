@@ -71,7 +71,7 @@ def engine_table(tools: Tools) -> Outcome:
             0,
         ),
     ]
-    said = [
+    said: list[tuple[str, Cell, Cell, Cell]] = [
         ("Max: tok/s", at_3["Max"].throughput, 217, None),
         ("Max: requests at once", at_3["Max"].mean_batch, 5, None),
         ("Max: stored %", stored["Max"], "about 20", "20.4 to 38.2 (three Orca)"),
@@ -128,7 +128,7 @@ def large_memory(tools: Tools) -> Outcome:
     points = 100 * (paged.attainment(SCENARIO_B.slo) - oracle.attainment(SCENARIO_B.slo))
     tokens = tools.simulation(SCENARIO_B.settings(), Hardware.load(SCENARIO_B.hardware), SCENARIO_B.spec)
     num_slots = tokens.engine.scheduler.kv.num_blocks * tokens.engine.scheduler.kv.block_size
-    said = [
+    said: list[tuple[str, Cell, Cell, Cell]] = [
         ("paged: tok/s", paged.throughput, 4178, None),
         ("Oracle: tok/s", oracle.throughput, 4089, None),
         ("paged over Oracle: throughput %", gain, "2 to 3", None),

@@ -25,15 +25,14 @@ def restore(tools: Tools) -> Outcome:
     rows: list[list[Cell]] = []
     checks = []
     columns = [Column("block size")]
-    models = []
-    for hardware, spec in DEVICES:
-        models.append((Hardware.load(hardware), LLMSpec.load(spec)))
-        columns.append(Column(f"{spec} on {hardware}: swap, ms", Source.OURS, "{:.1f}"))
+    devices = [(Hardware.load(hardware), LLMSpec.load(spec)) for hardware, spec in DEVICES]
+    for hardware, spec in devices:
+        columns.append(Column(f"{spec.name} on {hardware.name}: swap, ms", Source.OURS, "{:.1f}"))
         columns.append(Column("of recompute", Source.OURS, "{:.2f}"))
     shares: dict[int, list[float]] = {}
     for size in BLOCK_SIZES:
         row: list[Cell] = [size]
-        for hardware, spec in models:
+        for hardware, spec in devices:
             model = CostModel(hardware, spec, block_size=size)
             swap = model.restore_cost.swap(-(-NUM_TOKENS // size))
             share = swap / model.prefill_seconds(NUM_TOKENS)
@@ -41,7 +40,7 @@ def restore(tools: Tools) -> Outcome:
             shares.setdefault(size, []).append(share)
         rows.append(row)
     recompute: list[Cell] = ["recompute"]
-    for hardware, spec in models:
+    for hardware, spec in devices:
         recompute += [1e3 * CostModel(hardware, spec).prefill_seconds(NUM_TOKENS), 1.0]
     rows.append(recompute)
     for size in REASONABLE:
