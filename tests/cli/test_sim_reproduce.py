@@ -15,7 +15,7 @@ def test_a_demo_by_its_requirement_with_its_tables(leafage: Callable, tmp_path: 
     assert done.returncode == 0, done.stderr
     assert "passed   exercise-4" in done.stdout
     assert "842.3 (wanted 842.3)" in done.stdout
-    assert "1 demo: 1 passed; 7 of 7 checks passed" in done.stdout
+    assert "1 demo: 1 passed; 8 of 8 checks passed" in done.stdout
     assert "842.3" in (tmp_path / "page.md").read_text()
     assert "842.3" in (tmp_path / "page.html").read_text()
 

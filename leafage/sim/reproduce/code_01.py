@@ -14,7 +14,7 @@ from leafage.core.block_pool import BlockPool
 from leafage.core.kv_manager import KVManager
 from leafage.core.sampling_params import SamplingParams
 from leafage.sim.fragmentation import MEMORIES, Failures, end_of_request, fragmentation
-from leafage.sim.reproduce.demo import Check, Column, Demo, Outcome, RealEngine, Source, Table, Tools
+from leafage.sim.reproduce.demo import Cell, Check, Column, Demo, Outcome, RealEngine, Source, Table, Tools
 from leafage.sim.reproduce.scenarios import SCENARIO_A
 from leafage.sim.reproduce.stepping import engine_over
 from leafage.sim.workload import SimRequest
@@ -48,7 +48,7 @@ def block_tables(tools: Tools) -> Outcome:
     columns = [Column("step")]
     for name in ("A", "B", "free"):
         columns += [Column(name, Source.OURS), Column(name, Source.LECTURE)]
-    rows = []
+    rows: list[list[Cell]] = []
     checks = []
     for step, lecture in LECTURE_STEPS.items():
         label = f"decode {step}" if step else "prefill"
@@ -164,7 +164,7 @@ def wastes(tools: Tools) -> Outcome:
         Column("wasted slots", Source.OURS, "{:,.1f}"),
         Column("utilisation %", Source.OURS, "{:.1f}"),
     ]
-    table = [
+    table: list[list[Cell]] = [
         [row.system, row.held, row.written, row.held - row.written, 100 * row.utilisation] for row in rows
     ]
     checks = [

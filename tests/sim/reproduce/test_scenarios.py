@@ -28,6 +28,6 @@ def test_a_rate_stretches_the_arrivals_and_nothing_else(scenario: Scenario) -> N
 
 
 def test_other_seeds_draw_other_requests() -> None:
-    lengths = [[len(r.output) for r in SCENARIO_A.redrawn(1.0, seed)] for seed in (1, 2)]
+    lengths = [[len(r.output) for r in SCENARIO_A.redrawn(1.0, seed)] for seed in (16, 17)]
     assert lengths[0] != lengths[1]
     assert lengths[0] == [len(request.output) for request in SCENARIO_A.trace(1.0)]
