@@ -52,7 +52,8 @@ def block_tables(tools: Tools) -> Outcome:
     checks = []
     for step, lecture in LECTURE_STEPS.items():
         label = f"decode {step}" if step else "prefill"
-        rows.append([label, *(cell for pair in zip(found[step], lecture, strict=True) for cell in pair)])
+        (a, b, free), (a_said, b_said, free_said) = found[step], lecture
+        rows.append([label, a, a_said, b, b_said, free, free_said])
         checks.append(Check.exact(f"{label}: both tables and the free blocks", found[step], lecture))
     return Outcome(
         [Table(f"Block tables, {NUM_BLOCKS} blocks of {BLOCK_SIZE} tokens", columns, rows)],
