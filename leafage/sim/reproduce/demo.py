@@ -163,27 +163,45 @@ class Tools:
     engine: EngineFactory
 
 
+class Part(Protocol):
+    """A computation that demos need, in a process of its own. Equal ones are computed once, so parts have
+    `__eq__` and `__hash__`, and they and their results pickle."""
+
+    def __call__(self, tools: Tools) -> Any: ...
+    def __hash__(self) -> int: ...
+
+
+Results = Mapping[Part, Any]
+"""What each part gave."""
+
+
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """One demo, exercise or pitfall.
+    """One demo, exercise or pitfall. It is made in one piece (`run`), or from parts (`combine`).
 
     Attributes:
         id: for `--only`, such as `code02-1`.
         covers: ids of the project's list of requirements, such as R3-7.
         title: one line.
-        run: makes it; None while it is pending. A function of a module.
+        run: makes it. A function of a module.
+        parts: what it is made from; they are computed side by side, and once for all demos that share them.
+        combine: makes it from the results of its parts.
         pending: why there is no number yet, and what will bring it.
         model: a real model that it needs and that is pulled first; None: none.
-        seconds: about what it takes on one core; long ones are started first.
+        seconds: about what it, or each of its parts, takes on one core; long ones are started first.
     """
 
     id: str
     covers: tuple[str, ...]
     title: str
     run: Callable[[Tools], Outcome] | None = None
+    parts: tuple[Part, ...] = ()
+    combine: Callable[[Results], Outcome] | None = None
     pending: str | None = None
     model: str | None = None
     seconds: float = 0.1
 
     def __post_init__(self) -> None:
-        assert (self.run is None) == (self.pending is not None), f"{self.id} either runs or is pending"
+        ways = [self.run, self.combine, self.pending]
+        assert sum(way is not None for way in ways) == 1, f"{self.id} is run, combined or pending"
+        assert bool(self.parts) == (self.combine is not None), f"{self.id}: parts are for combine"
