@@ -26,8 +26,8 @@ def beam_row(key: int, position: int, last_token: int, count: int) -> list[tuple
     Args:
         key: of the request.
         position: that the tokens will take.
-        last_token: of the beam. Candidates have ids that nobody else has, so it stands for all of the beam's
-        past.
+        last_token: of the beam. Candidates have ids that nobody else has, so it stands for all of its
+            past.
     """
     mixed = derive(derive(key, last_token + 1), position + 1)
     q = SHARPEST + (FLATTEST - SHARPEST) * (mixed >> 11) * 2.0**-53

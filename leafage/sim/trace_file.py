@@ -10,19 +10,24 @@ from pathlib import Path
 
 from leafage.errors import InvalidParameterError, TraceFileError
 from leafage.sim.arrivals import KINDS
+from leafage.sim.csv_formats import AzureCSV, LengthsCSV
 from leafage.sim.generated import Generated, check_at_least, check_sequences, setting
-from leafage.sim.trace_formats import CORRECT, FORMATS, Lines, Row, Source, TraceFormat
+from leafage.sim.json_formats import Mooncake, RecordedVLLM, ServingBenchmark
+from leafage.sim.trace_formats import CORRECT, Lines, Row, Source, TraceFormat
 from leafage.sim.workload import FreshTokens, SimRequest
 
 RECORDED = "trace"
+_FORMATS: tuple[TraceFormat, ...] = (AzureCSV(), LengthsCSV(), Mooncake(), RecordedVLLM(), ServingBenchmark())
+FORMATS = {format.name: format for format in _FORMATS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFile(Generated):
     """The requests of a file. What will be used of it is checked at once; a line at a time is in memory.
 
-    Args:
+    Attributes:
         path: of the file.
+        num_left_out: its requests that had no answer when they were recorded, and have no part in this.
 
     Raises:
         TraceFileError: the file cannot be read, is in no known format, or a line is wrong; it says which.
@@ -30,6 +35,7 @@ class TraceFile(Generated):
     """
 
     path: Path = field(kw_only=False)
+    num_left_out: int = field(init=False, default=0)
     format: str | None = setting(None, f"how the file is written: {', '.join(FORMATS)}; default: found out")
     arrivals: str = setting(
         RECORDED, f"when: {RECORDED}, as recorded; or lengths of the file at times of {KINDS}"
@@ -47,7 +53,9 @@ class TraceFile(Generated):
             super().__post_init__()
         self._check_settings()
         object.__setattr__(self, "_format", self._find_format())
-        object.__setattr__(self, "_num_requests", sum(1 for _ in self._rows()))
+        source = Source(str(self.path))
+        object.__setattr__(self, "_num_requests", sum(1 for _ in self._rows(source)))
+        object.__setattr__(self, "num_left_out", source.num_left_out)
         if not len(self):
             raise TraceFileError(
                 f"{self.path}: no request is left",
@@ -65,7 +73,8 @@ class TraceFile(Generated):
             times: Iterator[float | None] = itertools.repeat(None)
         else:
             times = self.arrival_times()
-        for number, (row, time) in enumerate(zip(self._rows(), times, strict=False)):
+        rows = self._rows(Source(str(self.path)))
+        for number, (row, time) in enumerate(zip(rows, times, strict=False)):
             if time is None:
                 assert row.time is not None
                 time = (row.time - self.start) / self.rate_scale
@@ -73,9 +82,11 @@ class TraceFile(Generated):
                 request_id=str(number),
                 arrival=time,
                 prompt=tokens.take(row.num_prompt) if row.prompt is None else row.prompt,
-                output=tokens.take(row.num_output),
-                n=self.n,
-                beam_width=self.beam_width,
+                output=tokens.take(row.num_output) if row.output is None else row.output,
+                n=max(self.n, row.n),
+                beam_width=self.beam_width or row.beam_width,
+                priority=row.priority,
+                tenant=row.tenant,
             )
 
     def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
@@ -115,13 +126,16 @@ class TraceFile(Generated):
     def _find_format(self) -> TraceFormat:
         if self.format is not None:
             return FORMATS[self.format]
-        with self._open() as lines:
+        source = Source(str(self.path))
+        with self._open(source) as lines:
             number, first = next(lines, (0, ""))
         for known in FORMATS.values():
             if known.matches(first):
                 return known
         if not number:
             raise TraceFileError(f"{self.path} is empty", remedy="give a file with requests")
+        if first.lstrip().startswith("{"):
+            source.object(first)
         raise TraceFileError(
             f"{self.path}, line {number}: the format is not known",
             value=first[:80],
@@ -131,10 +145,9 @@ class TraceFile(Generated):
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self, source: Source) -> Iterator[Row]:
         """Those of the window, checked; recorded times count from the start of the trace."""
         format_: TraceFormat = self._format  # type: ignore[attr-defined]
-        source = Source(str(self.path))
         with self._open(source) as lines:
             found = self._in_window(self._in_order(format_.rows(lines, source), format_, source), source)
             yield from itertools.islice(found, self.max_requests)
@@ -175,9 +188,8 @@ class TraceFile(Generated):
             yield row
 
     @contextmanager
-    def _open(self, source: Source | None = None) -> Iterator[Lines]:
+    def _open(self, source: Source) -> Iterator[Lines]:
         """The lines of the file that are not blank. `source` follows them."""
-        source = source or Source(str(self.path))
 
         def lines() -> Lines:
             for number, line in enumerate(file, start=1):

@@ -1,16 +1,14 @@
-"""Formats of trace files: from the lines of a file to the rows of a trace.
+"""What formats of trace files have in common: from the lines of a file to the rows of a trace.
 
 A format checks what makes up a row; `trace_file` checks what rows must be to one another.
 """
 
 from __future__ import annotations
 
-import csv
+import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any, ClassVar, NoReturn, Protocol
 
 from leafage.errors import TraceFileError
@@ -28,7 +26,9 @@ class Row:
         line: where it stands.
         time: of its arrival, in seconds; None: the format does not tell.
         num_prompt, num_output: lengths in tokens.
-        prompt: its tokens, where the format tells what prompts share.
+        prompt, output: their tokens, where the format tells what is shared. Other tokens are below
+            `NAMED_TOKENS`, so these are not.
+        n, beam_width, priority, tenant: as in `SimRequest`.
     """
 
     line: int
@@ -36,14 +36,30 @@ class Row:
     num_prompt: int
     num_output: int
     prompt: Sequence[int] | None = None
+    output: Sequence[int] | None = None
+    n: int = 1
+    beam_width: int | None = None
+    priority: int = 0
+    tenant: str | None = None
+
+
+NAMED_TOKENS = 1 << 47
+"""Ids from here on are for formats that say which tokens are equal. Those of one request's other sequences
+lie `SIBLING` (1 << 48) and more above the fresh ones, and so apart from both."""
 
 
 @dataclass(slots=True)
 class Source:
-    """Where rows come from; raises errors that say so."""
+    """Where rows come from; raises errors that say so.
+
+    Attributes:
+        line: the one that is being read.
+        num_left_out: requests that ended without an answer when they were recorded.
+    """
 
     file: str
     line: int = 0
+    num_left_out: int = 0
 
     def refuse(
         self, what: str, *, value: object = None, limit: object = None, remedy: str | None = None
@@ -68,7 +84,7 @@ class Source:
                 number = math.nan
             if math.isfinite(number):
                 return number
-        self.refuse(f"{name} is not a finite number", value=_shown(value), remedy=CORRECT)
+        self.refuse(f"{name} is not a finite number", value=shown(value), remedy=CORRECT)
 
     def length(self, name: str, value: Any) -> int:
         """A count of tokens.
@@ -76,9 +92,13 @@ class Source:
         Raises:
             TraceFileError: it is no whole number from 1 to `MAX_TOKENS`.
         """
+        if isinstance(value, str) and value.isdecimal() and len(value) < 9:
+            value = int(value)  # the common case, quickly
+        if type(value) is int and 1 <= value <= MAX_TOKENS:
+            return value
         number = self.number(name, value)
         if number != int(number):
-            self.refuse(f"{name} is not a whole number", value=_shown(value), remedy=CORRECT)
+            self.refuse(f"{name} is not a whole number", value=shown(value), remedy=CORRECT)
         if number < 1:
             what = (
                 "is negative"
@@ -92,11 +112,37 @@ class Source:
             )
         return int(number)
 
+    def object(self, line: str) -> dict[str, Any]:
+        """A JSON object.
+
+        Raises:
+            TraceFileError: the line is none.
+        """
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            self.refuse(f"not JSON: {reason}", value=shown(line), remedy=CORRECT)
+        if not isinstance(found, dict):
+            self.refuse("not a JSON object", value=shown(line), remedy=CORRECT)
+        return found
+
+    def field(self, record: dict[str, Any], name: str) -> Any:
+        """A field of a JSON object.
+
+        Raises:
+            TraceFileError: there is none by that name.
+        """
+        if name not in record:
+            self.refuse(f"the field {name} is missing", value=shown(", ".join(record)), remedy=CORRECT)
+        return record[name]
+
 
 CORRECT = "correct the line or remove it"
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> str:
+    """A value, cut where it is long."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -121,98 +167,3 @@ class TraceFormat(Protocol):
             TraceFileError: a line is not what it must be.
         """
         ...
-
-
-# -- CSV -----------------------------------------------------------------------------------------
-
-
-class _CSV:
-    """A table with a header line. Other columns than these are not used."""
-
-    time: ClassVar[str]
-    prompt: ClassVar[str]
-    output: ClassVar[str]
-
-    def matches(self, first_line: str) -> bool:
-        return {self.time, self.prompt, self.output} <= {name.strip() for name in first_line.split(",")}
-
-    def rows(self, lines: Lines, source: Source) -> Iterator[Row]:
-        _, first = next(lines)
-        header = [name.strip() for name in next(csv.reader([first]))]
-        missing = [name for name in (self.time, self.prompt, self.output) if name not in header]
-        if missing:
-            source.refuse(
-                f"the column {missing[0]} is missing",
-                value=", ".join(header),
-                limit=f"{self.time}, {self.prompt}, {self.output}",
-                remedy="add it, or name the file's format",
-            )
-        at_time, at_prompt, at_output = (header.index(name) for name in (self.time, self.prompt, self.output))
-        for number, line in lines:
-            cells = line.split(",") if '"' not in line else next(csv.reader([line]))
-            if len(cells) != len(header):
-                source.refuse(
-                    "columns are missing or too many", value=len(cells), limit=len(header), remedy=CORRECT
-                )
-            yield Row(
-                line=number,
-                time=self.seconds(cells[at_time].strip(), source),
-                num_prompt=source.length(self.prompt, cells[at_prompt]),
-                num_output=source.length(self.output, cells[at_output]),
-            )
-
-    def seconds(self, text: str, source: Source) -> float:
-        """A time as the file writes it."""
-        return source.number(self.time, text)
-
-
-class LengthsCSV(_CSV):
-    """Arrivals in seconds, and lengths: the plain way to write a trace."""
-
-    name: ClassVar[str] = "csv"
-    looks: ClassVar[str] = "CSV with the columns arrival_s, input_tokens, output_tokens"
-    from_first: ClassVar[bool] = False
-    time: ClassVar[str] = "arrival_s"
-    prompt: ClassVar[str] = "input_tokens"
-    output: ClassVar[str] = "output_tokens"
-
-
-class AzureCSV(_CSV):
-    """The Azure LLM inference traces of 2023 (Patel et al., "Splitwise", ISCA 2024) and 2024."""
-
-    name: ClassVar[str] = "azure"
-    looks: ClassVar[str] = "CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens"
-    from_first: ClassVar[bool] = True
-    time: ClassVar[str] = "TIMESTAMP"
-    prompt: ClassVar[str] = "ContextTokens"
-    output: ClassVar[str] = "GeneratedTokens"
-
-    _STAMP: ClassVar[re.Pattern[str]] = re.compile(
-        r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(\.\d+)?(?:(Z)|([+-])(\d\d):?(\d\d))?"
-    )
-
-    def seconds(self, text: str, source: Source) -> float:
-        """Seconds since the start of 2023, which leaves a float its microseconds."""
-        found = self._STAMP.fullmatch(text)
-        if found is None:
-            source.refuse(
-                "TIMESTAMP is not a time",
-                value=_shown(text),
-                limit="2023-11-16 18:17:03.9799600",
-                remedy=CORRECT,
-            )
-        year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
-        try:
-            days = date(year, month, day).toordinal() - _EPOCH
-        except ValueError:
-            source.refuse("TIMESTAMP is no day of the calendar", value=_shown(text), remedy=CORRECT)
-        seconds = ((days * 24 + hour) * 60 + minute) * 60 + second
-        if found[9]:
-            east = (int(found[10]) * 60 + int(found[11])) * 60
-            seconds -= east if found[9] == "+" else -east
-        return seconds + float(found[7] or 0)
-
-
-_EPOCH = date(2023, 1, 1).toordinal()
-
-FORMATS: dict[str, TraceFormat] = {format.name: format for format in (AzureCSV(), LengthsCSV())}

@@ -6,9 +6,8 @@ import pytest
 
 from leafage.errors import TraceFileError
 from leafage.sim.trace_file import TraceFile
+from tests.sim.public_traces import TRACES, needs_traces
 
-TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the public traces are not in {TRACES}")
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
@@ -35,6 +34,7 @@ def test_azure_times_count_from_the_first_request(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("2023-02-30 00:00:00,5,6\n", "line 2: TIMESTAMP is no day of the calendar; got '2023-02-30"),
+        ("2023-02-03 24:00:00,5,6\n", "line 2: TIMESTAMP is no time of the day; got '2023-02-03"),
         ("yesterday,5,6\n", "line 2: TIMESTAMP is not a time; got 'yesterday'; limit: 2023-11-16"),
         ("2023-01-02 00:00:00,5,6\n2023-01-01 00:00:00,5,6\n", "line 3: .* before that of"),
     ],
