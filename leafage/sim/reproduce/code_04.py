@@ -7,7 +7,7 @@ from itertools import pairwise
 from leafage.sim.cost_model import CostModel
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
-from leafage.sim.reproduce.demo import Cell, Check, Column, Demo, Outcome, Source, Table, Tools
+from leafage.sim.reproduce.demo import Cell, Check, Column, Demo, Outcome, Results, Source, Table, Tools
 from leafage.sim.reproduce.scenarios import SCENARIO_A
 from leafage.sim.result import SimResult
 
@@ -74,26 +74,32 @@ def restore(tools: Tools) -> Outcome:
 RATES = (2.0, 3.0, 4.0)
 
 
-def engines(tools: Tools) -> Outcome:
+SWAP_BYTES = CostModel(Hardware.load(SCENARIO_A.hardware), SCENARIO_A.spec).kv_pool_bytes
+"""The paper's bound on swap space: as much as the KV cache."""
+ENGINES = {
+    (rate, way): SCENARIO_A.at(rate, **settings)
+    for rate in RATES
+    for way, settings in (("recompute", {}), ("swap", {"preemption": "swap", "swap_bytes": SWAP_BYTES}))
+}
+
+
+def engines(results: Results) -> Outcome:
     """Both ways in the engine, scenario A."""
     rows: list[list[Cell]] = []
     checks = []
-    found: dict[tuple[float, str], SimResult] = {}
-    for rate in RATES:
-        for way in ("recompute", "swap"):
-            settings = {"swap_bytes": _all_of_the_pool()} if way == "swap" else {}
-            result = found[rate, way] = SCENARIO_A.run(tools, rate, preemption=way, **settings)
-            rows.append(
-                [
-                    rate,
-                    way,
-                    result.counters.preemptions,
-                    result.counters.recomputed_tokens,
-                    result.swap_counters.blocks_out,
-                    result.throughput,
-                    100 * result.attainment(SCENARIO_A.slo),
-                ]
-            )
+    found: dict[tuple[float, str], SimResult] = {key: results[part] for key, part in ENGINES.items()}
+    for (rate, way), result in found.items():
+        rows.append(
+            [
+                rate,
+                way,
+                result.counters.preemptions,
+                result.counters.recomputed_tokens,
+                result.swap_counters.blocks_out,
+                result.throughput,
+                100 * result.attainment(SCENARIO_A.slo),
+            ]
+        )
     for rate in RATES[1:]:
         recompute, swap = found[rate, "recompute"], found[rate, "swap"]
         text = f"rate {rate:g}: preemptions"
@@ -126,12 +132,14 @@ def engines(tools: Tools) -> Outcome:
     )
 
 
-def _all_of_the_pool() -> int:
-    """The paper's bound on swap space: as much as the KV cache."""
-    return CostModel(Hardware.load(SCENARIO_A.hardware), SCENARIO_A.spec).kv_pool_bytes
-
-
 DEMOS = (
     Demo("code04-1", ("R5-3", "R5-4"), "Code 04 demo 1: swap or compute again, 512 tokens", restore),
-    Demo("code04-2", ("R5-1", "R5-2", "R5-5"), "Code 04 demo 2: both in the engine", engines, seconds=30),
+    Demo(
+        "code04-2",
+        ("R5-1", "R5-2", "R5-5", "P3"),
+        "Code 04 demo 2: both in the engine",
+        parts=tuple(ENGINES.values()),
+        combine=engines,
+        seconds=2,
+    ),
 )

@@ -12,6 +12,7 @@ from leafage.sim.independent import Independent
 from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.reproduce.demo import Tools
 from leafage.sim.result import SLO, SimResult
+from leafage.sim.simulation import Simulation
 from leafage.sim.trace_file import TraceFile
 
 TRACES = Path(__file__).parent.parent / "traces"
@@ -63,17 +64,31 @@ class Scenario:
             **changed,
         }
 
-    def run(self, tools: Tools, rate: float, *, seed: int | None = None, **changed: Any) -> SimResult:
-        """Simulate it.
+    def simulation(self, tools: Tools, **changed: Any) -> Simulation:
+        """An engine of it that waits for requests."""
+        return tools.simulation(self.settings(**changed), Hardware.load(self.hardware), self.spec)
+
+    def at(self, rate: float, **changed: Any) -> Simulated:
+        """The part of a demo that simulates it.
 
         Args:
             rate: requests a second.
-            seed: draws the requests anew instead of taking the frozen ones.
             changed: settings of the engine.
         """
-        workload = self.trace(rate) if seed is None else self.redrawn(rate, seed)
-        simulation = tools.simulation(self.settings(**changed), Hardware.load(self.hardware), self.spec)
-        return simulation.run(workload)
+        return Simulated(self, rate, tuple(sorted(changed.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A scenario at a rate, with some settings of the engine changed."""
+
+    scenario: Scenario
+    rate: float
+    changed: tuple[tuple[str, Any], ...]
+
+    def __call__(self, tools: Tools) -> SimResult:
+        simulation = self.scenario.simulation(tools, **dict(self.changed))
+        return simulation.run(self.scenario.trace(self.rate))
 
 
 SCENARIO_A = Scenario(
