@@ -7,11 +7,19 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
+from leafage.cli.sim_question import refuse_without_effect
+
 COMMANDS = {
     "run": "sim_run",
+    "goodput": "sim_goodput",
+    "sweep": "sim_sweep",
+    "compare": "sim_compare",
     "reproduce": "sim_reproduce",
 }
 """The module of each command, in the order of the help."""
+
+ANSWERS = ("run", "goodput", "sweep", "compare", "plan")
+"""Commands that simulate what an engine's settings describe."""
 
 
 def make_sim(words: Sequence[str]) -> App:
@@ -29,6 +37,8 @@ are needed, and an hour of traffic takes seconds.
     leafage sim reproduce --only R3-7""",
         help_format="markdown",
     )
+    if words[:1] and words[0] in ANSWERS:
+        refuse_without_effect(list(words[1:]))
     called = words[:1] if words and words[0] in COMMANDS else COMMANDS
     for number, name in enumerate(called):
         module = importlib.import_module(f"leafage.cli.{COMMANDS[name]}")

@@ -77,7 +77,7 @@ class ByteProgress:
         if not sys.stderr.isatty():
             if what != self._what:
                 self._what = what
-                say(what + (f" ({store.human(total)})" if total else ""))
+                say(what + (f" ({self._amount(total)})" if total else ""))
             return
         if self._bar is None:
             self._start()
@@ -88,27 +88,42 @@ class ByteProgress:
             self._task = self._bar.add_task(what, total=total)
         self._bar.update(self._task, completed=done, total=total)
 
+    def _amount(self, total: int) -> str:
+        return store.human(total)
+
+    def _columns(self) -> list[Any]:
+        from rich.progress import DownloadColumn, TransferSpeedColumn
+
+        return [DownloadColumn(), TransferSpeedColumn()]
+
     def _start(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            *self._columns(),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=Console(stderr=True),
             transient=self._transient,
         )
         self._bar.start()
+
+
+class CountProgress(ByteProgress):
+    """The same for work counted in things, wiped at the end."""
+
+    def __init__(self, delay: float = 0.7) -> None:
+        super().__init__(delay, transient=True)
+
+    def _amount(self, total: int) -> str:
+        return f"{total:,}"
+
+    def _columns(self) -> list[Any]:
+        from rich.progress import MofNCompleteColumn
+
+        return [MofNCompleteColumn()]
 
 
 class Status:

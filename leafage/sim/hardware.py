@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, fields
 from functools import cache
@@ -60,11 +61,14 @@ class Hardware:
             return cls(name=name, **known[name])
         path = Path(name).expanduser()
         if not path.is_file():
+            close = [each for each in known if name and each.startswith(name.lower())]
+            close = close or difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {' or '.join(close)}?"
             raise InvalidParameterError(
                 "unknown hardware",
                 value=name,
                 limit=", ".join(known),
-                remedy="name one of these, or a JSON file",
+                remedy=meant if close else "name one of these, or a JSON file",
             )
         try:
             numbers = json.loads(path.read_text(encoding="utf-8"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from leafage.errors import InvalidParameterError
 
@@ -58,16 +61,34 @@ class LLMSpec:
         """K and V of one token in all layers."""
         return int(2 * self.kv_bytes_each * self.num_layers * self.num_kv_heads * self.head_dim)
 
+    def replaced(self, **numbers: Any) -> LLMSpec:
+        """The same with other numbers."""
+        return replace(self, **numbers)
+
     @classmethod
     def load(cls, name: str) -> LLMSpec:
-        """A model by name.
+        """A model by name, or from its files: a .gguf file, a Hugging Face folder or its config.json. No
+        weights are read.
 
         Raises:
-            InvalidParameterError: there is none by that name.
+            InvalidParameterError: there is none by that name, nor such a file.
+            ModelFileError, UnsupportedError: the files do not tell, or it is no dense decoder.
         """
-        if name not in KNOWN_SPECS:
-            raise InvalidParameterError("unknown model", value=name, limit=", ".join(KNOWN_SPECS))
-        return KNOWN_SPECS[name]
+        if name in KNOWN_SPECS:
+            return KNOWN_SPECS[name]
+        path = Path(name).expanduser()
+        if path.exists():
+            from leafage.sim.spec_files import spec_of_file
+
+            return spec_of_file(path)
+        close = [each for each in KNOWN_SPECS if name and each.startswith(name.lower())]
+        close = close or difflib.get_close_matches(name, KNOWN_SPECS, n=1)
+        raise InvalidParameterError(
+            "unknown model",
+            value=name,
+            limit=", ".join(KNOWN_SPECS),
+            remedy=f"did you mean {' or '.join(close)}?" if close else "name one of these, or a model's file",
+        )
 
 
 def _spec(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from leafage.errors import LeafageError
 from leafage.sim.timeline import Timeline
 
 Floats = NDArray[np.float64]
+_Counters = TypeVar("_Counters", SchedulerCounters, KVCounters, SwapCounters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,27 @@ class Records:
         self.preemptions.append(request.num_preemptions)
         self.passed.append(request.passed)
 
+    def extend(self, others: Records) -> None:
+        """Requests of another engine that served the same workload."""
+        for name in (*_COLUMNS, "num_refused", "num_failed"):
+            setattr(self, name, getattr(self, name) + getattr(others, name))
+        for reason, refusals in others.refusals.items():
+            self.refusals.setdefault(reason, Refusals(0, refusals.first)).count += refusals.count
+
+
+_COLUMNS = (
+    "arrival",
+    "scheduled",
+    "first_token",
+    "last_token",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "num_sequences",
+    "preemptions",
+    "passed",
+)
+
 
 @dataclass(slots=True)
 class SimResult:
@@ -174,6 +198,42 @@ class SimResult:
         """Share of the requests that met the service level; refused and failed ones did not."""
         met = int(np.sum((self.ttft <= slo.ttft) & (self.tpot <= slo.tpot)))
         return met / max(1, self.records.num_requests + self.records.num_refused + self.records.num_failed)
+
+
+def merged(results: Sequence[SimResult]) -> SimResult:
+    """Several engines that served one workload together, as one result: requests of all, shares weighted by
+    time, the batch of one engine on average, and the timeline of the first."""
+    first, *others = results
+    if not others:
+        return first
+    records, usage = Records(), UsageSeconds()
+    for result in results:
+        records.extend(result.records)
+        usage.seconds += result.usage.seconds
+        usage.seq_seconds += result.usage.seq_seconds
+        usage.slot_seconds = [
+            a + b for a, b in zip(usage.slot_seconds, result.usage.slot_seconds, strict=True)
+        ]
+    return SimResult(
+        records=records,
+        seconds=max(result.seconds for result in results),
+        usage=usage,
+        counters=_summed([result.counters for result in results]),
+        kv_counters=_summed([result.kv_counters for result in results]),
+        num_slots=first.num_slots,
+        block_size=first.block_size,
+        swap_counters=_summed([result.swap_counters for result in results]),
+        timeline=first.timeline,
+    )
+
+
+def _summed(counters: Sequence[_Counters]) -> _Counters:
+    """Field by field."""
+    total = type(counters[0])()
+    for each in counters:
+        for field in fields(each):
+            setattr(total, field.name, getattr(total, field.name) + getattr(each, field.name))
+    return total
 
 
 def _column(values: array[float] | array[int]) -> Floats:

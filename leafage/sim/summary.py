@@ -41,6 +41,26 @@ class Metric:
     help: str
     of: Callable[[SimResult, SLO], float]
 
+    def show(self, value: float) -> str:
+        """The value with its unit, as people read it."""
+        if math.isnan(value):
+            return "-"
+        if self.unit == "share":
+            return f"{100 * value:.1f} %"
+        if self.unit == "s":
+            return show_seconds(value)
+        digits = f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+        return digits if self.unit in ("times", "sequences", "requests") else f"{digits} {self.unit}"
+
+
+def show_seconds(value: float) -> str:
+    """'89.4 ms', '2.46 s', '243.7 s'."""
+    if math.isnan(value) or math.isinf(value):
+        return "-"
+    if value < 1:
+        return f"{1e3 * value:.3g} ms" if value else "0 s"
+    return f"{value:,.1f} s" if value >= 100 else f"{value:.3g} s"
+
 
 def summarize(result: SimResult, slo: SLO = DEFAULT_SLO) -> dict[str, float]:
     """All metrics of a run, by name. NaN where there is nothing to tell, such as latencies of no requests."""
@@ -174,7 +194,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "total_throughput",
-            "with prompts",
+            "with prompt tokens",
             "tok/s",
             "higher",
             "prompt and output tokens a second; cached ones count",
@@ -182,7 +202,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "request_throughput",
-            "requests",
+            "answers",
             "req/s",
             "higher",
             "requests answered a second",
@@ -190,7 +210,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "good_throughput",
-            "good requests",
+            "answers within the SLO",
             "req/s",
             "higher",
             "requests answered within the service level a second",

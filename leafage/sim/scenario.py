@@ -1,0 +1,247 @@
+"""A scenario: all that a simulation depends on, as one value that can be varied and sent elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Protocol, cast
+
+from leafage.errors import InvalidParameterError
+from leafage.sim.hardware import Hardware
+from leafage.sim.llm_spec import LLMSpec
+from leafage.sim.result import SimResult, merged
+from leafage.sim.simulation import Simulation
+from leafage.sim.workload import SimRequest, Workload
+from leafage.sim.workloads import make_workload, workload_settings
+
+
+class BuildSimulation(Protocol):
+    """`leafage.build.build_simulation`."""
+
+    def __call__(
+        self, config: Any, hardware: Hardware, spec: LLMSpec, *, tensor_parallel: int = 1
+    ) -> Simulation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """An engine's configuration, a device, a model and a workload.
+
+    Attributes:
+        build: makes the simulation; `leafage.build.build_simulation`.
+        config: the engine's, an `EngineConfig`.
+        workload: a name in `WORKLOADS`, or a trace file.
+        workload_settings: of `make_workload`.
+        tensor_parallel: devices that share the model.
+        replicas: engines, each with so many devices; requests go to them in turn, and what follows a
+            request, such as the next turn of its conversation, goes where that went.
+    """
+
+    build: BuildSimulation
+    config: Any
+    hardware: Hardware
+    spec: LLMSpec
+    workload: str
+    workload_settings: Mapping[str, Any] = field(default_factory=dict)
+    tensor_parallel: int = 1
+    replicas: int = 1
+
+    def make_workload(self) -> Workload:
+        """Its requests, from the start.
+
+        Raises:
+            InvalidParameterError, TraceFileError: as `make_workload` raises them.
+        """
+        return cast(Workload, make_workload(self.workload, **self.workload_settings))
+
+    def run(self, on_progress: Callable[[int, float], None] | None = None) -> SimResult:
+        """Simulate it. Of several replicas the result is that of all together; its timeline is the first's.
+
+        Args:
+            on_progress: told (requests ended, simulated seconds) now and then.
+
+        Raises:
+            InvalidParameterError: the model does not fit, or a setting is wrong.
+        """
+        results: list[SimResult] = []
+        for index in range(self.replicas):
+            simulation = self.build(
+                self.config, self.hardware, self.spec, tensor_parallel=self.tensor_parallel
+            )
+            workload = self.make_workload()
+            if self.replicas > 1:
+                workload = EveryNth(workload, index, self.replicas)
+            results.append(simulation.run(workload, on_progress=_after(results, on_progress)))
+        return merged(results)
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.tensor_parallel
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it in plain values, for JSON."""
+        config = dataclasses.asdict(self.config)
+        return {
+            "model": dataclasses.asdict(self.spec),
+            "hardware": dataclasses.asdict(self.hardware),
+            "tensor_parallel": self.tensor_parallel,
+            "replicas": self.replicas,
+            "engine": {name: config[name] for name in config if name in _names(self.config)},
+            "workload": {"name": str(self.workload), **self.workload_settings},
+        }
+
+    # -- settings --------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """The type of every setting by name: of the engine, of the workload, `hardware`, `model`,
+        `tensor_parallel`, `replicas`, and the numbers of hardware and model as `hardware.bandwidth` or
+        `model.num_kv_heads`."""
+        found: dict[str, Any] = {"hardware": str, "model": str, "tensor_parallel": int, "replicas": int}
+        found |= {f.name: f.type for f in dataclasses.fields(self.config) if f.name not in _NOT_SIMULATED}
+        found |= {setting.name: str for setting in workload_settings(self.workload)}
+        found |= {f"hardware.{f.name}": f.type for f in dataclasses.fields(Hardware)}
+        found |= {f"model.{f.name}": f.type for f in dataclasses.fields(LLMSpec)}
+        return found
+
+    def setting(self, name: str) -> Any:
+        """The value of a setting; None where the workload's own default holds."""
+        name = self.find_setting(name)
+        part, _, inner = name.partition(".")
+        if inner:
+            return getattr(self.hardware if part == "hardware" else self.spec, inner)
+        if name == "model":
+            return self.spec.name
+        if name == "hardware":
+            return self.hardware.name
+        if name in ("tensor_parallel", "replicas"):
+            return getattr(self, name)
+        if name in _names(self.config):
+            return getattr(self.config, name)
+        return self.workload_settings.get(name)
+
+    def with_setting(self, name: str, value: Any) -> Scenario:
+        """The same with another value of one setting.
+
+        Raises:
+            InvalidParameterError: there is no such setting, or the value is wrong.
+        """
+        name = self.find_setting(name)
+        part, _, inner = name.partition(".")
+        if name == "hardware":
+            return replace(self, hardware=value if isinstance(value, Hardware) else Hardware.load(value))
+        if name == "model":
+            return replace(self, spec=value if isinstance(value, LLMSpec) else LLMSpec.load(value))
+        if name in ("tensor_parallel", "replicas"):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidParameterError(f"{name} is out of range", value=value, limit="at least 1")
+            return replace(self, **{name: value})  # type: ignore[arg-type]
+        if inner and part == "hardware":
+            return replace(self, hardware=replace(self.hardware, **{inner: value}))
+        if inner:
+            return replace(self, spec=replace(self.spec, **{inner: value}))
+        if name in _names(self.config):
+            return replace(self, config=replace(self.config, **{name: value}))
+        return replace(self, workload_settings={**self.workload_settings, name: value})
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Scenario:
+        """`with_setting` for several."""
+        changed = self
+        for name, value in settings.items():
+            changed = changed.with_setting(name, value)
+        return changed
+
+    def find_setting(self, name: str) -> str:
+        """The full name of a setting; dashes count as underscores.
+
+        Raises:
+            InvalidParameterError: there is none; the nearest is named.
+        """
+        known = self.settings()
+        wanted = name.strip().replace("-", "_")
+        if wanted in known:
+            return wanted
+        if wanted in _NOT_SIMULATED:
+            raise InvalidParameterError(
+                f"{wanted} has no effect on a simulation", remedy="it is about this machine, so leave it out"
+            )
+        part = wanted.partition(".")[0]
+        tails = [full for full in known if full.endswith(f".{wanted}")]
+        if len(tails) == 1:
+            return tails[0]
+        close = tails or difflib.get_close_matches(wanted, known, n=1)
+        raise InvalidParameterError(
+            "unknown setting",
+            value=name,
+            limit=", ".join(full for full in known if full.partition(".")[0] == part or "." not in full),
+            remedy=f"did you mean {close[0]}?" if close else None,
+        )
+
+    # -- load ------------------------------------------------------------------------------------
+
+    @property
+    def load_setting(self) -> str:
+        """By which setting the workload's load is changed: `rate`, in requests a second, or `rate_scale` of
+        a trace whose recorded arrivals are kept.
+
+        Raises:
+            InvalidParameterError: all arrive at once, so there is no rate.
+        """
+        if self._is_recorded:
+            return "rate_scale"
+        if self.workload_settings.get("arrivals") == "at-once":
+            raise InvalidParameterError(
+                "requests that arrive at once have no rate", remedy="set other arrivals, such as poisson"
+            )
+        return "rate"
+
+    @property
+    def has_seed(self) -> bool:
+        """Whether the workload draws anything; a recorded trace does not."""
+        return not self._is_recorded
+
+    @property
+    def _is_recorded(self) -> bool:
+        names = [setting.name for setting in workload_settings(self.workload)]
+        return "rate_scale" in names and self.workload_settings.get("arrivals") in (None, "trace")
+
+    def with_seed(self, seed: int) -> Scenario:
+        """The same workload drawn anew; itself when nothing is drawn."""
+        return self.with_setting("seed", seed) if self.has_seed else self
+
+
+class EveryNth:
+    """One replica's share of a workload: every `count`-th request, from the `index`-th on."""
+
+    def __init__(self, workload: Workload, index: int, count: int) -> None:
+        self._workload = workload
+        self._index, self._count = index, count
+
+    def __iter__(self) -> Iterator[SimRequest]:
+        return islice(iter(self._workload), self._index, None, self._count)
+
+    def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
+        return self._workload.finished(request, time)
+
+
+_NOT_SIMULATED = frozenset(
+    ("threads", "compute", "quantize", "chat_template", "swap_path", "kv_cache_dtype", "seed")
+)
+"""Settings of an engine that are about this machine and its files. `hardware` and `model` are the scenario's
+own, and `seed` is the workload's."""
+
+
+def _names(config: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(config)} - _NOT_SIMULATED - {"hardware", "model"}
+
+
+def _after(
+    results: list[SimResult], on_progress: Callable[[int, float], None] | None
+) -> Callable[[int, float], None] | None:
+    """Progress of one replica, counted on from those that are done."""
+    if on_progress is None:
+        return None
+    before = sum(result.records.num_requests for result in results)
+    return lambda ended, seconds: on_progress(before + ended, seconds)
