@@ -48,11 +48,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers side by side; every row has a cell for each column."""
+    """Numbers side by side; every row has a cell for each column.
+
+    Attributes:
+        stacked: so many columns after the first are shares in percent; HTML draws them as a bar.
+    """
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
+    stacked: int = 0
 
     def __post_init__(self) -> None:
         for row in self.rows:

@@ -149,6 +149,7 @@ def _html_body(report: Report) -> list[str]:
             shown = [(escape(c.show(cell)), _css(c)) for c, cell in zip(table.columns, row, strict=True)]
             parts.append(_html_row("td", shown))
         parts.append("</table>")
+        parts += _bars(table)
     if checks := _checks(report):
         parts.append(
             "<table><tr><th>check</th><th>ours</th><th>wanted</th><th>kind</th><th>verdict</th></tr>"
@@ -166,6 +167,26 @@ def _html_row(tag: str, cells: Sequence[tuple[str, str]]) -> str:
     """Cells of (HTML, class)."""
     inner = "".join(f'<{tag} class="{css}">{content}</{tag}>' for content, css in cells)
     return f"<tr>{inner}</tr>"
+
+
+def _bars(table: Table) -> list[str]:
+    """The shares of each row side by side, and what the colours mean."""
+    if not table.stacked:
+        return []
+    chosen = range(1, table.stacked + 1)
+    colours = [f"hsl({(130 + 67 * i) % 360} 45% {62 if i else 45}%)" for i in range(table.stacked)]
+    legend = "".join(
+        f'<span><i style="background:{colour}"></i>{escape(table.columns[i].name)}</span>'
+        for i, colour in zip(chosen, colours, strict=True)
+    )
+    lines = [f'<div class="bars"><p>{legend}</p>']
+    for row in table.rows:
+        pieces = "".join(
+            f'<i style="width:{row[i]:.2f}%;background:{colour}"></i>'
+            for i, colour in zip(chosen, colours, strict=True)
+        )
+        lines.append(f"<p><b>{escape(str(row[0]))}</b><span>{pieces}</span></p>")
+    return [*lines, "</div>"]
 
 
 def _css(column: Column) -> str:
@@ -212,5 +233,8 @@ th, td { border: 1px solid #d5dae0; padding: .25rem .6rem; text-align: right }
 th:first-child, td:first-child { text-align: left }
 th { background: #f3f5f7; font-weight: 600 }
 .ours { background: #eef6ee } .lecture { background: #f4f1fa } .paper { background: #fbf4e6 }
+.bars p { display: flex; gap: .6rem; margin: .15rem 0; align-items: center; font-size: .9em }
+.bars b { width: 10rem; font-weight: 400 } .bars b + span { display: flex; flex: 1; height: 1rem }
+.bars p:first-child i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem }
 .passed { color: #156b2c } .failed, .error { color: #b3261e; font-weight: 600 } .pending { color: #6a5a00 }
 </style></head><body>"""

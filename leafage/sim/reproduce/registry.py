@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from leafage.sim.reproduce import cache_aware, code_01, code_02, code_04, exercise_9, exercises, sharing
+from leafage.sim.reproduce import (
+    cache_aware,
+    code_01,
+    code_02,
+    code_04,
+    exercise_9,
+    exercises,
+    section_1,
+    sharing,
+)
 from leafage.sim.reproduce.demo import Demo
 
 _FSM = "follows with structured output: the compressed finite-state machine is not built yet"
 
 DEMOS: tuple[Demo, ...] = (
+    *section_1.DEMOS,
     *code_01.DEMOS,
     *code_02.DEMOS,
     *sharing.DEMOS,

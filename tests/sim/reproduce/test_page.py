@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from leafage.sim.reproduce import page
-from leafage.sim.reproduce.demo import Check, Demo, Outcome, Table, Tools
+from leafage.sim.reproduce.demo import Check, Column, Demo, Outcome, Source, Table, Tools
 from leafage.sim.reproduce.runner import Report
 
 
@@ -69,6 +69,15 @@ def test_html_is_well_formed_and_says_the_same(reports: list[Report]) -> None:
     text = "\n".join(tags.text)
     for words in ("A < B | C", "216.8", "paper reported", "215 to 219", "failed", "ValueError: <no> luck"):
         assert words in text
+
+
+def test_html_draws_shares_as_bars() -> None:
+    columns = [Column(""), Column("used %", Source.OURS), Column("free %", Source.OURS), Column("n")]
+    table = Table("t", columns, [["a", 25.0, 75.0, 3]], stacked=2)
+    demo = Demo("one", ("R1",), "One", never)
+    text = page.html([Report(demo, Outcome([table], [Check.exact("n", 3, 3)]))])
+    assert text.count("width:25.00%") == text.count("width:75.00%") == 1
+    assert "width:3.00%" not in text and "used %</span>" in text
 
 
 def test_json_keeps_numbers(reports: list[Report]) -> None:
