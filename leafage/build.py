@@ -20,15 +20,14 @@ from leafage.engine.metrics import EngineMetrics, MonotonicClock, engine_stats
 from leafage.engine.output import OutputProcessor
 from leafage.engine.stop import StopStringCheck
 from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
-from leafage.hardware import Hardware
 from leafage.memory import MemoryPlan, kv_manager, plan_memory, restore_cost, swap_store
 from leafage.resources import available_cpus
+from leafage.sim.hardware import Hardware
 
 if TYPE_CHECKING:
     from leafage.core.swap import RestoreCost
     from leafage.formats.model_file import ModelFile
     from leafage.runtime.load import LoadedModel
-    from leafage.sim.hardware import Hardware as SimHardware
     from leafage.sim.llm_spec import LLMSpec
     from leafage.sim.simulation import Simulation
     from leafage.sim.workload import SimRequest
@@ -201,7 +200,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
     )
     stop_check = StopStringCheck()
     cost = restore_cost(
-        Hardware.load(kernels, config.hardware),
+        Hardware.of_cpu(kernels) if config.hardware is None else Hardware.load(config.hardware),
         model.program,
         plan,
         num_threads=threads,
@@ -239,7 +238,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
 
 
 def build_simulation(
-    config: EngineConfig, hardware: SimHardware, spec: LLMSpec, *, tensor_parallel: int = 1
+    config: EngineConfig, hardware: Hardware, spec: LLMSpec, *, tensor_parallel: int = 1
 ) -> Simulation:
     """The engine that `config` describes, over a cost model of `spec` on `hardware` and a virtual clock.
 

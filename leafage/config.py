@@ -109,7 +109,9 @@ class EngineConfig:
         None, "a new file for the swap space, on the disk that has the room; default: memory"
     )
     hardware: str | None = _setting(
-        None, "JSON file with this machine's speeds; default: typical ones of its instruction set"
+        None,
+        "JSON file with this machine's speeds, which `leafage sim calibrate` writes; default: typical ones "
+        "of its instruction set",
     )
     pinned_share: float | None = _setting(
         None,

@@ -11,8 +11,8 @@ from leafage.core.protocols import KV, SwapStore
 from leafage.core.reserved import ReservedKVManager
 from leafage.core.swap import RestoreCost, SwapSlots
 from leafage.errors import InvalidParameterError
-from leafage.hardware import Hardware
 from leafage.resources import available_memory
+from leafage.sim.hardware import Hardware
 
 if TYPE_CHECKING:
     from leafage.kernels.program import Program
@@ -178,13 +178,13 @@ def prompt_work(program: Program) -> tuple[int, int]:
 def restore_cost(
     hardware: Hardware, program: Program, plan: MemoryPlan, *, num_threads: int, in_file: bool
 ) -> RestoreCost:
-    """What `preemption = auto` compares. The bandwidths of the hardware are measured over whole blocks that
-    move one by one, so nothing comes on top.
-    """
+    """What `preemption = auto` compares, on so many threads of the hardware."""
     ops, flops = prompt_work(program)
-    bandwidth = hardware.file_bytes if in_file else hardware.copy_bytes
+    hardware = hardware.with_threads(num_threads)
+    bandwidth = (hardware.file_bandwidth if in_file else 0.0) or hardware.host_bandwidth
     return RestoreCost(
         per_block=2 * plan.block_bytes / bandwidth,
-        per_token=ops / (hardware.ops * num_threads),
-        per_pair=flops / (hardware.attention_flops * num_threads),
+        per_transfer=hardware.copy_seconds,
+        per_token=ops / hardware.product_flops,
+        per_pair=flops / hardware.attention_flops,
     )

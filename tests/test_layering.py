@@ -30,7 +30,6 @@ ALLOWED: dict[str, set[str] | None] = {
     "server": {"engine", "core", "text", "grammar"},
     "config": set(),
     "resources": set(),
-    "hardware": set(),
     "tiny_model": set(),
     "memory": EVERYTHING,
     "calibration": EVERYTHING,

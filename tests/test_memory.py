@@ -14,8 +14,8 @@ from leafage.core.kv_manager import KVManager
 from leafage.core.reserved import ReservedKVManager
 from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError
-from leafage.hardware import Hardware
 from leafage.memory import MemoryPlan, kv_manager, plan_memory, restore_cost, swap_store
+from leafage.sim.hardware import Hardware
 from leafage.tier.swap_store import FileSwapStore, HostSwapStore
 
 MIB = 1 << 20
@@ -133,9 +133,20 @@ def test_moving_is_cheaper_than_computing_unless_the_disk_is_slow(assets: Assets
     )
 
     def cost(**speeds: float) -> RestoreCost:
-        numbers = {"ops": 1.9e11, "attention_flops": 1.4e11, "copy_bytes": 6e9, "file_bytes": 1e9}
-        return restore_cost(Hardware(**{**numbers, **speeds}), program, p, num_threads=2, in_file=True)
+        numbers = {
+            "flops": 3.8e11,
+            "compute_efficiency": 0.5,
+            "attention_efficiency": 0.4,
+            "bandwidth": 4e10,
+            "memory_bytes": 1e9,
+            "host_bandwidth": 6e9,
+            "file_bandwidth": 1e9,
+        }
+        hardware = Hardware(name="", threads=1, **{**numbers, **speeds})
+        return restore_cost(hardware, program, p, num_threads=2, in_file=True)
 
     assert cost().swap(32) < cost().recompute(512)
-    assert cost(file_bytes=1e6).swap(32) > cost(file_bytes=1e6).recompute(512)
+    assert cost(file_bandwidth=1e6).swap(32) > cost(file_bandwidth=1e6).recompute(512)
+    assert cost(file_bandwidth=0.0).per_block == pytest.approx(2 * p.block_bytes / 6e9)
     assert cost().per_token == pytest.approx(2 * 106.2e6 / 3.8e11, rel=0.01)
+    assert cost().per_pair == pytest.approx(4 * 30 * 9 * 64 / 3.04e11)

@@ -24,7 +24,6 @@ def bench(
     model: Annotated[str, Parameter(name=["--model", "-m"], env_var="LEAFAGE_MODEL")] = DEFAULT_MODEL,
     repetitions: Annotated[int, Parameter(name=["--repetitions", "-r"])] = 3,
     json: Path | None = None,
-    calibrate: Path | None = None,
     **flags: Any,
 ) -> None:
     """Measure decode (W1), prefill (W2), batch (W3) and few-shot (W4) on this machine.
@@ -38,7 +37,6 @@ def bench(
         leafage bench
         leafage bench W1 W2 --repetitions 5
         leafage bench --model gemma3-270m --json result.json
-        leafage bench --calibrate machine.json      # then: leafage run --hardware machine.json ...
 
     Parameters
     ----------
@@ -50,26 +48,15 @@ def bench(
         Runs of each workload.
     json
         Write every number to this file; `--json=-` writes to stdout instead of the table.
-    calibrate
-        Measure this machine's speeds instead and write them to this file, for --hardware.
     """
     if repetitions < 1:
         raise InvalidParameterError("repetitions is out of range", value=repetitions, limit="at least 1")
     from leafage import bench as measuring
 
-    if calibrate is not None and (workloads or json is not None):
-        raise InvalidParameterError("--calibrate measures alone", remedy="leave workloads and --json out")
     chosen, overhead = measuring.choose(workloads)
     load = measuring.load_average()
     if load > measuring.BUSY_LOAD:
         terminal.say(f"warning: the machine is busy (load average {load:.1f}): expect low and uneven numbers")
-    if calibrate is not None:
-        from leafage.calibration import calibrate as measure_hardware
-
-        with terminal.open_llm(model, engine_settings(flags)) as llm:
-            measure_hardware(llm, repetitions=repetitions).save(calibrate)
-        terminal.say(f"written: {calibrate}")
-        return
     with terminal.open_llm(model, engine_settings(flags)) as llm, terminal.Status() as status:
         report = measuring.measure(
             llm, chosen, repetitions=repetitions, overhead=overhead, on_progress=status

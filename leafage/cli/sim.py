@@ -15,6 +15,7 @@ COMMANDS = {
     "sweep": "sim_sweep",
     "compare": "sim_compare",
     "reproduce": "sim_reproduce",
+    "calibrate": "sim_calibrate",
 }
 """The module of each command, in the order of the help."""
 
@@ -34,7 +35,8 @@ are needed, and an hour of traffic takes seconds.
 **Examples**
 
     leafage sim run --hardware a100-40gb --model opt-13b --rate 3
-    leafage sim reproduce --only R3-7""",
+    leafage sim reproduce --only R3-7
+    leafage sim calibrate machine.json""",
         help_format="markdown",
     )
     if words[:1] and words[0] in ANSWERS:

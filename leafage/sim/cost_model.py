@@ -1,4 +1,4 @@
-"""What a step takes on a device: a roofline over the work of its batch.
+"""What a step takes on a device: what was measured there with this model, else a roofline over its work.
 
 Constants as the lecture behind this project used them: 2 operations per weight and token, the output head for
 rows that are sampled only, exact causal attention; weights read once a step without the input embedding, and
@@ -14,6 +14,7 @@ from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
+from leafage.sim.step_costs import MeasuredSteps
 
 
 @dataclass(slots=True)
@@ -85,19 +86,26 @@ class CostModel:
         # KV heads that cannot be divided further are kept several times.
         self.kv_bytes_per_token = spec.kv_bytes_per_token / min(tensor_parallel, spec.num_kv_heads)
         """On each device."""
-        flops = hardware.flops * hardware.compute_efficiency * tensor_parallel
+        flops = hardware.product_flops * tensor_parallel
+        slowdown = hardware.attention_slowdown(block_size)
         bandwidth = hardware.bandwidth * hardware.memory_efficiency
         self._per_token = 2 * spec.num_layer_params / flops
         self._per_row = 2 * spec.num_head_params / flops
-        self._per_pair = 4 * spec.num_layers * spec.num_heads * spec.head_dim / flops
+        self._per_pair = 4 * spec.num_layers * spec.num_heads * spec.head_dim * slowdown
+        self._per_pair /= hardware.attention_flops * tensor_parallel
         read = spec.weight_bytes_each * (spec.num_layer_params + spec.num_head_params) / tensor_parallel
         self._weights = read / bandwidth
-        self._per_context = self.kv_bytes_per_token / bandwidth
+        self._per_context = self.kv_bytes_per_token * slowdown / bandwidth
         self._per_slot = 2 * self.kv_bytes_per_token / bandwidth
         self._per_moved = (
             self.kv_bytes_per_token * block_size / hardware.host_bandwidth + hardware.copy_seconds
         )
         self._step = hardware.step_seconds
+        self._measured: MeasuredSteps | None = None
+        steps = hardware.steps
+        if steps is not None and steps.spec.has_shape_of(spec) and tensor_parallel == 1:
+            slowdown /= hardware.attention_slowdown(steps.block_size)
+            self._measured = MeasuredSteps(steps, attention=slowdown)
         if tensor_parallel > 1:
             ring = 2 * (tensor_parallel - 1) / tensor_parallel
             reduces = 2 * spec.num_layers
@@ -106,19 +114,31 @@ class CostModel:
         else:
             self._per_token_reduced = 0.0
 
+    @property
+    def is_measured(self) -> bool:
+        """Steps take what was measured with this model; else the roofline."""
+        return self._measured is not None
+
     def seconds(self, batch: Batch) -> float:
         """What the batch takes."""
         return self.seconds_of(load_of(batch))
 
     def seconds_of(self, load: Load) -> float:
         """What a step with this work takes."""
+        if self._measured is not None:
+            seconds = self._measured.seconds_of(load) if load.tokens else 0.0
+        else:
+            seconds = self._roofline(load)
+        if load.moved_blocks or load.copied_slots:
+            seconds += load.moved_blocks * self._per_moved + load.copied_slots * self._per_slot
+        return seconds
+
+    def _roofline(self, load: Load) -> float:
         compute = load.tokens * self._per_token + load.rows * self._per_row + load.pairs * self._per_pair
         memory = self._weights + load.context * self._per_context
         seconds = (compute if compute > memory else memory) + self._step if load.tokens else 0.0
         if self._per_token_reduced:
             seconds += load.tokens * self._per_token_reduced
-        if load.moved_blocks or load.copied_slots:
-            seconds += load.moved_blocks * self._per_moved + load.copied_slots * self._per_slot
         return seconds
 
     def prefill_seconds(self, num_tokens: int, num_cached: int = 0) -> float:

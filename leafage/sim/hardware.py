@@ -1,15 +1,26 @@
-"""What a device can do, as plain numbers: the data of `hardware.json`, or of a file that was calibrated."""
+"""What a device can do, as plain numbers: the data of `hardware.json`, or of a file that was calibrated.
+
+Both the simulator and the engine read them: the engine to weigh swapping against computing again (`--hardware
+FILE`; nothing is measured at start-up). `leafage sim calibrate` writes such a file for this machine.
+
+GPUs have their makers' peaks and the efficiencies of the lecture behind this project. CPUs have what was
+measured: peaks as `leafage bench` finds them, efficiencies as SmolLM2 135M (Q4_1) reached them.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass, fields
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from leafage.errors import InvalidParameterError
+from leafage.sim.step_costs import StepCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +29,25 @@ class Hardware:
 
     Attributes:
         name: how it is called.
-        flops: peak of dense 16-bit matrix products, in operations per second.
+        flops: peak of dense matrix products in the format that it computes in (16 bits on GPUs, 8 on CPUs),
+            in operations per second.
         bandwidth: peak of its memory, in bytes per second.
         memory_bytes: its memory; makers count in powers of ten.
-        host_bandwidth: to and from the host's memory, in bytes per second each way.
+        host_bandwidth: to and from the host's memory, or a CPU's swap space in memory, in bytes per second
+            each way.
         copy_seconds: overhead of moving one block.
+        file_bandwidth: the same for a CPU's swap space in a file, as long as the page cache holds it; 0: not
+            known, then it is `host_bandwidth`.
         compute_efficiency, memory_efficiency: shares of both peaks that a step reaches.
+        attention_efficiency: share of `flops` that attention reaches; 0: as `compute_efficiency`.
         step_seconds: fixed time of a step.
         memory_share: of the memory, what weights and KV cache may take together.
         link_bandwidth: between devices that share a model, in bytes per second each way; 0: not linked.
         link_seconds: latency of one all-reduce.
+        threads: of a CPU, whose `flops` they reach together; 0: not a CPU.
+        block_efficiency: share of its speed that attention keeps with blocks of a size (tokens, share), by
+            size; between two sizes by the logarithm. Empty: all of it.
+        steps: what steps of one model take, where they were measured; None: a roofline.
     """
 
     name: str
@@ -36,17 +56,58 @@ class Hardware:
     memory_bytes: float
     host_bandwidth: float
     copy_seconds: float = 10e-6
+    file_bandwidth: float = 0.0
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
+    attention_efficiency: float = 0.0
     step_seconds: float = 0.5e-3
     memory_share: float = 0.9
     link_bandwidth: float = 0.0
     link_seconds: float = 10e-6
+    threads: int = 0
+    block_efficiency: tuple[tuple[int, float], ...] = ()
+    steps: StepCosts | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "name":
+            if field.name not in ("name", "block_efficiency", "steps"):
                 _check(field.name, getattr(self, field.name))
+        sizes = [size for size, _ in self.block_efficiency]
+        if sorted(set(sizes)) != sizes or (sizes and sizes[0] < 1):
+            raise InvalidParameterError(
+                "hardware: block_efficiency is no curve", value=sizes, limit="block sizes from 1 upwards"
+            )
+        for _, share in self.block_efficiency:
+            _check("block_efficiency", share)
+
+    @property
+    def product_flops(self) -> float:
+        """What matrix products reach, in operations per second."""
+        return self.flops * self.compute_efficiency
+
+    @property
+    def attention_flops(self) -> float:
+        """What attention reaches, in operations per second."""
+        return self.flops * (self.attention_efficiency or self.compute_efficiency)
+
+    def attention_slowdown(self, block_size: int) -> float:
+        """By what attention takes longer with blocks of this size than with contiguous K and V."""
+        if not self.block_efficiency:
+            return 1.0
+        sizes = [math.log(size) for size, _ in self.block_efficiency]
+        shares = [share for _, share in self.block_efficiency]
+        at = math.log(block_size)
+        if at <= sizes[0] or at >= sizes[-1]:
+            return 1 / shares[0 if at <= sizes[0] else -1]
+        after = bisect_right(sizes, at)
+        part = (at - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+        return 1 / (shares[after - 1] + part * (shares[after] - shares[after - 1]))
+
+    def with_threads(self, threads: int) -> Hardware:
+        """A CPU of so many threads like these: operations grow with them, the memory stays what it is."""
+        if not self.threads or threads == self.threads:
+            return self
+        return replace(self, flops=self.flops * threads / self.threads, threads=threads, steps=None)
 
     @classmethod
     def load(cls, name: str) -> Hardware:
@@ -58,7 +119,7 @@ class Hardware:
         """
         known = _shipped()
         if name in known:
-            return cls(name=name, **known[name])
+            return cls._of({"name": name, **known[name]})
         path = Path(name).expanduser()
         if not path.is_file():
             close = [each for each in known if name and each.startswith(name.lower())]
@@ -68,7 +129,7 @@ class Hardware:
                 "unknown hardware",
                 value=name,
                 limit=", ".join(known),
-                remedy=meant if close else "name one of these, or a JSON file",
+                remedy=meant if close else "name one of these, or a file that `leafage sim calibrate` wrote",
             )
         try:
             numbers = json.loads(path.read_text(encoding="utf-8"))
@@ -84,13 +145,59 @@ class Hardware:
                 limit=", ".join(sorted(names)),
             )
         try:
-            return cls(**{"name": path.stem, **numbers})
+            return cls._of({"name": path.stem, **numbers})
         except TypeError as error:
             raise InvalidParameterError(f"the hardware file lacks a number: {error}", value=name) from error
 
+    @classmethod
+    def _of(cls, numbers: dict[str, Any]) -> Hardware:
+        numbers = dict(numbers)
+        if curve := numbers.get("block_efficiency"):
+            numbers["block_efficiency"] = tuple((int(size), share) for size, share in curve)
+        if numbers.get("steps") is not None:
+            numbers["steps"] = StepCosts.from_dict(numbers["steps"])
+        return cls(**numbers)
 
-_MAY_BE_ZERO = ("copy_seconds", "step_seconds", "link_bandwidth", "link_seconds")
-_SHARES = ("compute_efficiency", "memory_efficiency", "memory_share")
+    @classmethod
+    def of_cpu(cls, kernels: str) -> Hardware:
+        """The machine in `hardware.json` that stands for an instruction set of the kernels.
+
+        ARM's stands in for itself with AVX2's numbers: no such machine was at hand.
+        """
+        return cls.load(_CPUS[kernels])
+
+    def save(self, file: Path) -> None:
+        """Write what `load` reads."""
+        numbers = asdict(self)
+        for name in ("block_efficiency", "steps"):
+            if not numbers[name]:
+                del numbers[name]
+        file.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
+_CPUS = {
+    "avx512": "zen4-2-threads-avx512",
+    "avx2": "zen4-2-threads-avx2",
+    "neon": "zen4-2-threads-avx2",
+    "plain": "zen4-2-threads-plain",
+    "NumPy": "zen4-2-threads-numpy",
+}
+_MAY_BE_ZERO = (
+    "copy_seconds",
+    "step_seconds",
+    "file_bandwidth",
+    "attention_efficiency",
+    "link_bandwidth",
+    "link_seconds",
+    "threads",
+)
+_SHARES = (
+    "compute_efficiency",
+    "memory_efficiency",
+    "attention_efficiency",
+    "memory_share",
+    "block_efficiency",
+)
 
 
 def _check(name: str, value: Any) -> None:
@@ -98,7 +205,8 @@ def _check(name: str, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and (0 < value <= highest or (value == 0 and name in _MAY_BE_ZERO)):
         return
-    limit = "above 0 to 1" if name in _SHARES else "a number from 0" if name in _MAY_BE_ZERO else "above 0"
+    low = "0" if name in _MAY_BE_ZERO else "above 0"
+    limit = f"{low} to 1" if name in _SHARES else f"a number, {low} or more" if low == "0" else low
     raise InvalidParameterError(f"hardware: {name} is out of range", value=value, limit=limit)
 
 
@@ -108,7 +216,7 @@ def known_hardware() -> list[str]:
 
 
 @cache
-def _shipped() -> dict[str, dict[str, float]]:
+def _shipped() -> Mapping[str, dict[str, Any]]:
     text = Path(__file__).with_name("hardware.json").read_text(encoding="utf-8")
-    devices: dict[str, dict[str, float]] = json.loads(text)
+    devices: dict[str, dict[str, Any]] = json.loads(text)
     return devices

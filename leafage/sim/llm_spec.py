@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,15 @@ class LLMSpec:
     def replaced(self, **numbers: Any) -> LLMSpec:
         """The same with other numbers."""
         return replace(self, **numbers)
+
+    def has_shape_of(self, other: LLMSpec) -> bool:
+        """The matrices are the same; names, context length and formats of numbers may differ."""
+        names = ("name", "context_length", "weight_bytes_each", "kv_bytes_each")
+        return all(
+            getattr(self, field.name) == getattr(other, field.name)
+            for field in fields(self)
+            if field.name not in names
+        )
 
     @classmethod
     def load(cls, name: str) -> LLMSpec:

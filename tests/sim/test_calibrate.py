@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from leafage.errors import InvalidParameterError
+from leafage.sim.calibrate import Scenarios, errors, fit, kind_of, measure
+from leafage.sim.cost_model import Load
+from leafage.sim.replay import Step
+from leafage.sim.step_costs import MeasuredSteps
+from tests.sim.real import sleeping_engine
+from tests.sim.test_step_costs import COSTS, SPEC
+
+
+def steps(count: int, seed: int, *, noise: float = 0.0) -> list[Step]:
+    """Random steps of all kinds that take what COSTS says, with relative noise."""
+    rng = np.random.default_rng(seed)
+    predict = MeasuredSteps(COSTS).seconds_of
+    made = []
+    for _ in range(count):
+        rows, chunk = int(rng.integers(0, 40)), int(rng.integers(0, 100)) * int(rng.integers(0, 2))
+        rows += rows + chunk == 0
+        context = rows * int(rng.integers(1, 1000))
+        load = Load(
+            tokens=rows + chunk,
+            rows=rows,
+            pairs=context + chunk * int(rng.integers(1, 1000)),
+            context=context,
+            items=rows + (chunk > 0),
+            decode_context=context,
+        )
+        seconds = predict(load) * float(1 + noise * rng.standard_normal())
+        made.append(Step(load, seconds, seconds / 10))
+    return made
+
+
+def test_costs_are_found_again() -> None:
+    found = fit(SPEC, 16, steps(2000, 0), steps(200, 1))
+    assert found.held_out["all"].mean < 0.005
+    assert found.costs.per_context == pytest.approx(COSTS.per_context, rel=0.02)
+    assert found.costs.per_pair == pytest.approx(COSTS.per_pair, rel=0.02)
+    assert found.costs.seconds_per_token == pytest.approx(0.5e-3, rel=0.02)
+    assert found.disturbed == 0
+    assert (found.costs.spec, found.costs.block_size) == (SPEC, 16)
+
+
+def test_noise_is_averaged_and_reported() -> None:
+    found = fit(SPEC, 16, steps(2000, 0, noise=0.05), steps(500, 1, noise=0.05))
+    error = found.held_out["all"]
+    assert 0.03 < error.mean < 0.06 and abs(error.bias) < 0.01
+    assert 0.06 < error.worst < 0.12 and error.count == 500
+    assert found.costs.error == error.mean
+
+
+def test_disturbed_steps_are_left_out() -> None:
+    disturbed = [replace(step, seconds=3 * step.seconds) for step in steps(100, 2)]
+    found = fit(SPEC, 16, [*steps(1900, 0), *disturbed], steps(200, 1))
+    assert found.disturbed == pytest.approx(0.05)
+    assert found.held_out["all"].mean < 0.005
+    assert found.fitted["all"].count == 1900
+
+
+def test_errors_tell_kinds_of_steps_apart() -> None:
+    slow = [
+        replace(step, seconds=2 * step.seconds) if kind_of(step) == "prompt" else step
+        for step in steps(500, 3)
+    ]
+    found = errors(COSTS, slow)
+    assert found["decode"].mean == pytest.approx(0) and found["mixed"].mean == pytest.approx(0)
+    assert found["prompt"].bias == pytest.approx(-0.5)
+
+
+def test_a_handful_of_steps_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="too few steps"):
+        fit(SPEC, 16, steps(99, 0), [])
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_num_seqs": 1, "max_num_batched_tokens": 8, "max_model_len": 128},
+        {"max_num_seqs": 70, "max_num_batched_tokens": 256, "num_blocks": 64},
+    ],
+)
+def test_the_grid_stays_within_the_limits_of_the_engine(limits: dict[str, int]) -> None:
+    real = sleeping_engine(**limits)
+    said: list[str] = []
+    fitted, held_out = measure(real, Scenarios(real), on_progress=said.append)
+    assert len(said) == len(set(said)) == 9
+    assert len(fitted) > 100 and len(held_out) > 20
+    assert {kind_of(step) for step in fitted} >= {"decode", "prompt"}
+    largest = max(step.load.rows for step in fitted if kind_of(step) == "decode")
+    assert largest == min(real.max_num_seqs, real.max_num_batched_tokens, real.kv_tokens // 128)
+    assert not any(step.load.moved_blocks for step in fitted + held_out)
+
+
+def test_an_engine_without_room_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="too small to calibrate"):
+        Scenarios(sleeping_engine(max_model_len=64))
