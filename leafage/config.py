@@ -32,6 +32,7 @@ _NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
 
 
 _POLICIES = ("fcfs", "first_fit", "longest_prefix", "depth_first", "shortest_prompt", "fair", "static")
+_PREFIX_INDEXES = ("radix", "radix-node", "hash_chain", "none")
 _RESERVED = ("reserved-max", "reserved-pow2", "reserved-oracle")
 _ALLOCATORS = ("", "-buddy", "-scattered")
 _KV = ("paged", *(f"{reserved}{allocator}" for reserved in _RESERVED for allocator in _ALLOCATORS))
@@ -81,8 +82,9 @@ class EngineConfig:
     )
     prefix_index: str = _setting(
         "radix",
-        "how the K/V of common prefixes is found and shared between requests: 'radix' (to the token), "
-        "'hash_chain' (whole blocks only) or 'none' (not at all)",
+        "how the K/V of common prefixes is found and shared between requests: 'radix' (to the token; evicted "
+        "block by block), 'radix-node' (evicted by whole leaves, as SGLang does), 'hash_chain' (whole blocks "
+        "only, as vLLM does) or 'none' (not at all)",
     )
     kv: str = _setting(
         "paged",
@@ -143,7 +145,7 @@ class EngineConfig:
                 _check_count(name, getattr(self, name), low=0)
         _check_choice("policy", self.policy, _POLICIES)
         _check_choice("preemption", self.preemption, ("auto", "swap", "recompute"))
-        _check_share("watermark", self.watermark)
+        _check_share("watermark", self.watermark, 0.9)
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise InvalidParameterError(
                 "block_size must be a power of two", value=self.block_size, limit="1 to 256"
@@ -170,25 +172,42 @@ class EngineConfig:
                 )
         if self.quantize is not None:
             _check_choice("quantize", self.quantize, ("q8", "q4"))
-        _check_choice("prefix_index", self.prefix_index, ("radix", "hash_chain", "none"))
+        _check_choice("prefix_index", self.prefix_index, _PREFIX_INDEXES)
         _check_choice("kv", self.kv, _KV)
         if self.pinned_share is not None:
-            self._check_pinned_share(self.pinned_share)
+            _check_share("pinned_share", self.pinned_share, 0.9)
+        self._check_together()
 
     @property
-    def can_pin(self) -> bool:
-        """Whether there is a prefix cache, so that prefixes can be pinned."""
+    def has_prefix_cache(self) -> bool:
+        """Whether prefixes are shared between requests, so that they can be pinned."""
         return self.kv == "paged" and self.prefix_index != "none"
 
-    def _check_pinned_share(self, share: float) -> None:
-        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 0.9:
-            raise InvalidParameterError("pinned_share is out of range", value=share, limit="0 to 0.9")
-        if share > 0 and not self.can_pin:
-            raise InvalidParameterError(
-                "pinned_share needs a prefix cache",
-                value=f"kv = {self.kv}, prefix_index = {self.prefix_index}",
-                remedy="leave pinned_share unset, or use kv 'paged' and another prefix_index",
-            )
+    def _check_together(self) -> None:
+        """Refuse a setting that would have no effect beside another one."""
+        reserved = self.kv != "paged"
+        cache = "kv" if reserved else "prefix_index"
+        recompute, no_room = self.preemption == "recompute", self.swap_bytes == 0
+        no_effect = (
+            ("prefix_index", "kv", reserved and self.prefix_index in ("radix-node", "hash_chain")),
+            ("policy", cache, self.policy == "longest_prefix" and not self.has_prefix_cache),
+            ("pinned_share", cache, bool(self.pinned_share) and not self.has_prefix_cache),
+            ("preemption", "kv", reserved and self.preemption == "swap"),
+            ("preemption", "swap_bytes", no_room and self.preemption == "swap"),
+            ("swap_bytes", "kv", reserved and bool(self.swap_bytes)),
+            ("swap_bytes", "preemption", recompute and bool(self.swap_bytes)),
+            ("swap_path", "kv", reserved and self.swap_path is not None),
+            ("swap_path", "preemption", recompute and self.swap_path is not None),
+            ("swap_path", "swap_bytes", no_room and self.swap_path is not None),
+        )
+        for name, other, found in no_effect:
+            if found:
+                values = (f"{setting} = {getattr(self, setting)}" for setting in (name, other))
+                raise InvalidParameterError(
+                    f"{name} has no effect with this {other}",
+                    value=", ".join(values),
+                    remedy=f"leave {name} at its default, or change {other}",
+                )
 
     @property
     def kv_dtype(self) -> str:
@@ -218,9 +237,11 @@ def _check_count(name: str, value: object, low: int = 1) -> None:
         raise InvalidParameterError(f"{name} is out of range", value=value, limit=f"at least {low}")
 
 
-def _check_share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise InvalidParameterError(f"{name} must be a share", value=repr(value), limit="0 to below 1")
+def _check_share(name: str, value: object, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidParameterError(f"{name} must be a number", value=repr(value))
+    if not 0 <= value <= most:
+        raise InvalidParameterError(f"{name} is out of range", value=value, limit=f"0 to {most}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

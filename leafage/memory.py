@@ -112,7 +112,7 @@ def plan_memory(
             limit=f"{countable} tokens",
             remedy=f"lower max_model_len or raise kv_cache_tokens to {enough}",
         )
-    if config.pinned_share is None and config.can_pin:
+    if config.pinned_share is None and config.has_prefix_cache:
         spare = num_blocks - -(-max_model_len // config.block_size)
         max_pinned_blocks = min(int(PINNED_SHARE * num_blocks), spare)
     swap_bytes = config.swap_bytes

@@ -35,13 +35,12 @@ def test_every_field_says_what_it_does() -> None:
         ({"quantize": "q5"}, "unknown quantize; got 'q5'"),
         ({"kv_cache_bytes": 1, "kv_cache_tokens": 1}, "give one of them"),
         ({"max_num_seqs": 600}, "max_num_batched_tokens = 256"),
-        ({"prefix_index": "trie"}, "unknown prefix_index; got 'trie'; limit: radix or hash_chain or none"),
+        (
+            {"prefix_index": "trie"},
+            "unknown prefix_index; got 'trie'; limit: radix or radix-node or hash_chain or none",
+        ),
         ({"kv": "reserved"}, "unknown kv; got 'reserved'; limit: paged or reserved-max or .*oracle-buddy"),
         ({"pinned_share": 1.0}, "pinned_share is out of range; got 1.0; limit: 0 to 0.9"),
-        (
-            {"pinned_share": 0.1, "kv": "reserved-max"},
-            "pinned_share needs a prefix cache; got 'kv = reserved-max",
-        ),
         ({"max_seqs": 3}, "did you mean max_num_seqs"),
         ({"policy": "sjf"}, "unknown policy; got 'sjf'; limit: fcfs or first_fit or"),
         ({"scheduling_policy": "priority"}, "did you mean policy"),
@@ -53,6 +52,53 @@ def test_every_field_says_what_it_does() -> None:
 def test_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=f"(?i){message}"):
         EngineConfig.from_kwargs(**settings)
+
+
+RESERVED = {"kv": "reserved-max"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (RESERVED | {"prefix_index": "radix-node"}, "prefix_index = radix-node, kv = reserved-max"),
+        (RESERVED | {"prefix_index": "hash_chain"}, "prefix_index = hash_chain, kv = reserved-max"),
+        (RESERVED | {"policy": "longest_prefix"}, "policy = longest_prefix, kv = reserved-max"),
+        (RESERVED | {"pinned_share": 0.1}, "pinned_share = 0.1, kv = reserved-max"),
+        (RESERVED | {"preemption": "swap"}, "preemption = swap, kv = reserved-max"),
+        (RESERVED | {"swap_bytes": 1}, "swap_bytes = 1, kv = reserved-max"),
+        (RESERVED | {"swap_path": "file"}, "swap_path = file, kv = reserved-max"),
+        (
+            {"prefix_index": "none", "policy": "longest_prefix"},
+            "policy = longest_prefix, prefix_index = none",
+        ),
+        ({"prefix_index": "none", "pinned_share": 0.1}, "pinned_share = 0.1, prefix_index = none"),
+        ({"preemption": "recompute", "swap_bytes": 1}, "swap_bytes = 1, preemption = recompute"),
+        ({"preemption": "recompute", "swap_path": "file"}, "swap_path = file, preemption = recompute"),
+        ({"swap_bytes": 0, "preemption": "swap"}, "preemption = swap, swap_bytes = 0"),
+        ({"swap_bytes": 0, "swap_path": "file"}, "swap_path = file, swap_bytes = 0"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(settings: dict[str, Any], message: str) -> None:
+    name, other = (word.split(" =")[0] for word in message.split(", "))
+    expected = f"^{name} has no effect with this {other}; got '{message}'. Leave {name} at its default, or"
+    with pytest.raises(InvalidParameterError, match=expected):
+        EngineConfig.from_kwargs(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        RESERVED | {"prefix_index": "none", "swap_bytes": 0, "pinned_share": 0, "preemption": "recompute"},
+        {"prefix_index": "none", "policy": "depth_first", "pinned_share": 0},
+        {"prefix_index": "radix-node", "pinned_share": 0.1, "policy": "longest_prefix"},
+        {"preemption": "recompute", "swap_bytes": 0},
+        {"swap_bytes": 1, "swap_path": "file", "preemption": "swap"},
+    ],
+)
+def test_settings_that_say_the_same_go_together(settings: dict[str, Any]) -> None:
+    assert all(
+        getattr(EngineConfig.from_kwargs(**settings), name) == value for name, value in settings.items()
+    )
 
 
 def test_frozen() -> None:

@@ -10,7 +10,7 @@ from leafage import memory
 from leafage.build import Assets
 from leafage.config import EngineConfig
 from leafage.core.arena import Buddy, FirstFit, Scattered
-from leafage.core.kv_manager import KVManager
+from leafage.core.kv_manager import INDEXES, KVManager
 from leafage.core.reserved import ReservedKVManager
 from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError
@@ -84,6 +84,21 @@ def test_how_sequences_get_their_kv_cache(kv: str) -> None:
         assert manager.max_model_len == 100
         kinds = {"max": FirstFit, "buddy": Buddy, "scattered": Scattered}
         assert type(manager._arena) is kinds[kv.split("-")[-1]]
+
+
+def test_the_prefix_index_that_is_configured() -> None:
+    made = {
+        name: kv_manager(EngineConfig(prefix_index=name), plan(kv_cache_tokens=512)).index  # type: ignore[attr-defined]
+        for name in INDEXES
+    }
+    assert made["radix"].eviction_unit == "block" and made["radix-node"].eviction_unit == "node"
+    kinds = {name: type(index).__name__ for name, index in made.items()}
+    assert kinds == {
+        "radix": "RadixTree",
+        "radix-node": "RadixTree",
+        "hash_chain": "HashChain",
+        "none": "NoIndex",
+    }
 
 
 def test_pins_may_hold_a_quarter_where_the_longest_sequence_still_fits_beside_it() -> None:

@@ -85,6 +85,7 @@ def test_position_in_the_batch_changes_nothing(llm: LLM, witness: Witness, alone
         {"block_size": 64},
         {"prefix_index": "none"},
         {"prefix_index": "hash_chain"},
+        {"prefix_index": "radix-node", "kv_cache_tokens": 512},
         {"policy": "longest_prefix", "max_num_seqs": 3},
         {"policy": "fair", "max_num_seqs": 3},
         {"kv": "reserved-max", "max_model_len": 300},

@@ -38,6 +38,7 @@ from leafage.errors import InvalidParameterError
 
 INDEXES: dict[str, Callable[[int], PrefixIndex]] = {
     "radix": RadixTree,
+    "radix-node": lambda block_size: RadixTree(block_size, eviction_unit="node"),
     "hash_chain": HashChain,
     "none": NoIndex,
 }
@@ -52,7 +53,7 @@ class KVManager:
     Args:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
-        prefix_index: `radix`, `hash_chain`, `none`, or any PrefixIndex.
+        prefix_index: `radix`, `radix-node` (evicts whole leaves), `hash_chain`, `none`, or any PrefixIndex.
         max_pinned_blocks: blocks that pins may hold together; requests cannot count on them.
         block_order: the order in which the untouched pool hands its blocks out.
         swap_space: where blocks of preempted requests may wait.

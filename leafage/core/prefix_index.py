@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leafage.core.prefix_watch import PrefixWatch
@@ -89,9 +89,6 @@ class NodeIndex(ABC):
     """
 
     whole_blocks_only = False
-    eviction_unit: Literal["block", "node"] = "block"
-    """`node` evicts a leaf with all above it that nobody else needs, as far as the path does not branch: what
-    SGLang's tree, whose edges are runs of tokens, calls a leaf."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -215,23 +212,22 @@ class NodeIndex(ABC):
         self.num_idle -= 1
 
     def evict(self) -> list[Node]:
-        """Remove and return the idle leaf that was used least recently; ties: deeper, then older first."""
+        """Remove the idle leaf that was used least recently; ties: deeper, then older first.
+
+        Returns:
+            What was removed, children first; a RadixTree may take more than the leaf.
+        """
         while True:
             stamp = heapq.heappop(self._heap)
             node = self._nodes.get(stamp[2])
             if node is not None and node.stamp == stamp and not node.num_children:
                 break
+        self._evict(node)
+        return [node]
+
+    def _evict(self, node: Node) -> None:
         self.detach(node)
         self._remember(node)
-        evicted = [node]
-        while self.eviction_unit == "node":
-            parent = evicted[-1].parent
-            if parent is None or parent.stamp is None or parent.num_children:
-                break
-            self.detach(parent)
-            self._remember(parent)
-            evicted.append(parent)
-        return evicted
 
     def detach(self, node: Node) -> None:
         """Remove a childless node from the index; its block is the caller's to drop."""

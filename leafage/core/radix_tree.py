@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import Literal
 
 from leafage.core.prefix_index import Key, Node, NodeIndex
 
@@ -16,7 +17,17 @@ class RadixTree(NodeIndex):
     it is dropped when a sibling extends it, so the key of a leaf that is not pinned is no prefix of a
     sibling's. After Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs"
     (NeurIPS 2024), section 3; there an edge is any run of tokens.
+
+    Args:
+        block_size: tokens per block.
+        eviction_unit: what makes room. `block` takes one block off the end of the path that was used least
+            recently; `node` takes, with it, all above it that nobody else needs, up to where the path
+            branches: what SGLang's tree calls a leaf.
     """
+
+    def __init__(self, block_size: int, eviction_unit: Literal["block", "node"] = "block") -> None:
+        super().__init__(block_size)
+        self.eviction_unit = eviction_unit
 
     # -- finding ---------------------------------------------------------------------------------
 
@@ -80,6 +91,16 @@ class RadixTree(NodeIndex):
         for node in nodes:  # grows as it goes
             nodes.extend(node.children.values())
         return nodes
+
+    def evict(self) -> list[Node]:
+        evicted = super().evict()
+        while self.eviction_unit == "node":
+            parent = evicted[-1].parent
+            if parent is None or parent.stamp is None or parent.num_children:
+                break
+            self._evict(parent)
+            evicted.append(parent)
+        return evicted
 
     def _link(self, node: Node) -> None:
         parent = node.parent

@@ -108,6 +108,23 @@ def test_without_an_index_nothing_is_cached() -> None:
     assert loop.answers[last, 0].num_cached == 0 and loop.kv.num_cached == 0 and loop.kv.num_free == 60
 
 
+@pytest.mark.parametrize(("prefix_index", "left"), [("radix", 5), ("radix-node", 1)])
+def test_room_is_made_by_the_block_or_by_the_whole_leaf(prefix_index: str, left: int) -> None:
+    """Two conversations of six blocks share the first. One more is needed: the older loses its end or all."""
+    loop = Loop(12, 4, prefix_index=prefix_index)
+    common = list(range(4))
+    older = [*common, *range(10, 29)]
+    loop.add(older, max_tokens=1)
+    loop.run()
+    loop.add([*common, *range(30, 49)], max_tokens=1)
+    loop.run()
+    assert loop.kv.num_free == 1
+    loop.add([50, 51, 52, 53, 54], max_tokens=1)
+    loop.run()
+    assert len(loop.kv.index.match("", older, 20)) == left
+    assert loop.kv.counters.evicted_blocks == 6 - left
+
+
 def test_a_failed_step_takes_back_what_it_published() -> None:
     loop = Loop(60, 4, max_num_batched_tokens=20)
     first = loop.add(range(40), max_tokens=2)

@@ -172,10 +172,8 @@ def test_no_index_keeps_nothing() -> None:
             change()
 
 
-@BOTH
-def test_whole_leaves_go_at_once_up_to_where_the_path_branches(make: type[NodeIndex]) -> None:
-    index = make(1)
-    index.eviction_unit = "node"
+def test_whole_leaves_go_at_once_up_to_where_the_path_branches() -> None:
+    index = RadixTree(1, eviction_unit="node")
     grow(index, [1, 2, 3, 4])
     grow(index, [1, 2, 5, 6], first_block=10)
     for step, node in enumerate(list(index.nodes())[::-1]):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from leafage.core.batch import Transfer
+from leafage.core.kv_manager import INDEXES
 from leafage.core.pins import PrefixPin
 from leafage.core.policy import POLICIES
 from leafage.core.request import FinishKind
@@ -33,9 +34,7 @@ def test_random_worlds_end_undisturbed(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_worlds_that_evict_whole_leaves(seed: int) -> None:
-    world = World(random.Random(seed), prefix_index="radix")
-    world.loop.kv.index.eviction_unit = "node"  # type: ignore[attr-defined]
-    world.run(150)
+    World(random.Random(seed), prefix_index="radix-node").run(150)
 
 
 def test_soak_of_ten_thousand_steps() -> None:
@@ -57,7 +56,7 @@ class CoreMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3, 4, 8]),
         budget=st.sampled_from([1, 3, 8, 32]),
         max_num_seqs=st.integers(1, 6),
-        prefix_index=st.sampled_from(["radix", "hash_chain", "none"]),
+        prefix_index=st.sampled_from(sorted(INDEXES)),
         watermark=st.integers(0, 2),
         max_preemptions=st.integers(1, 3),
         preemption=st.sampled_from(["auto", "swap", "recompute"]),

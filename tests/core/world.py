@@ -52,7 +52,7 @@ class World:
             "max_num_batched_tokens": rng.choice([1, 5, 16, 16, 64, 64, 300]),
             "max_model_len": rng.choice([60, 400]),
             "vocab_size": rng.choice([3, 50, 50]),
-            "prefix_index": rng.choice(["radix", "radix", "hash_chain", "none"]),
+            "prefix_index": rng.choice(["radix", "radix", "radix-node", "hash_chain", "none"]),
             "watermark": rng.choice([0, 0, 1, 2]),
             "max_preemptions": rng.choice([1, 4, 1000]),
             "preemption": rng.choice(["auto", "swap", "recompute"]),

@@ -44,8 +44,7 @@ class PrefixCache:
         self.capacity = capacity
         self.num_tokens = 0
         self._size = block_size
-        self._tree = RadixTree(block_size)
-        self._tree.eviction_unit = "node"
+        self._tree = RadixTree(block_size, eviction_unit="node")
         self._step = 0
 
     def matched(self, waiting: Waiting) -> int:
