@@ -14,7 +14,6 @@ score is its match plus alpha tokens for each time it was passed; it bounds noth
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -23,21 +22,16 @@ from core_loop import CoreLoop
 from leafage.core.policy import MAX_PASSES, LongestPrefix, PolicyMaker
 from leafage.core.protocols import KV
 from leafage.core.request import Request
+from leafage.sim.reproduce.prefix_traces import best_hit_rate, few_shot
 
-NUM_REQUESTS, NUM_TASKS, WINDOW = 400, 8, 32
+WINDOW = 32
 CAPACITIES = (800, 2000, 4000)
 UNBOUNDED = 10**9
 
 
-def few_shot(seed: int) -> list[list[int]]:
-    """The prompts, in order of arrival."""
-    rng = random.Random(seed)
-    common = list(range(100))
-    tasks = [[1000 * (task + 1) + i for i in range(500)] for task in range(NUM_TASKS)]
-    return [
-        [*common, *rng.choice(tasks), *(rng.randint(100_000, 200_000) for _ in range(rng.randint(20, 99)))]
-        for _ in range(NUM_REQUESTS)
-    ]
+def prompts_of(seed: int) -> list[list[int]]:
+    """The prompts of the few-shot workload, in order of arrival."""
+    return [list(request.prompt) for request in few_shot(seed)]
 
 
 def with_alpha(alpha: float) -> PolicyMaker:
@@ -91,12 +85,8 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=4)
     arguments = parser.parse_args()
-    workloads = [few_shot(seed) for seed in range(arguments.seeds)]
-    best = []
-    for prompts in workloads:
-        distinct = {tuple(prompt[:i]) for prompt in prompts for i in (100, 600)}
-        computed = 100 + 500 * (len(distinct) - 1) + sum(len(prompt) - 600 for prompt in prompts)
-        best.append(1 - computed / sum(map(len, prompts)))
+    workloads = [prompts_of(seed) for seed in range(arguments.seeds)]
+    best = [best_hit_rate(few_shot(seed)) for seed in range(arguments.seeds)]
     print(f"the most that can be hit: {statistics.median(best):.1%}\n")
     print(f"{'order':28}" + "".join(f"{f'{capacity} tokens':>24}" for capacity in CAPACITIES))
     print(f"{'':28}" + "".join(f"{'hits  wait  passed':>24}" for _ in CAPACITIES))

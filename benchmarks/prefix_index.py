@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ageing import few_shot
+from ageing import prompts_of
 from core_loop import CoreLoop
 
 from leafage.core.hash_chain import HashChain
@@ -38,7 +38,7 @@ REPETITIONS = 7
 
 
 def run_few_shot(loop: CoreLoop) -> None:
-    for prompt in few_shot(0):
+    for prompt in prompts_of(0):
         loop.add(prompt, max_tokens=2)
         while loop.scheduler.has_unfinished:
             loop.step()

@@ -13,19 +13,19 @@ from leafage.core.radix_tree import RadixTree
 
 
 def test_first_come_first_served_waits_31_admissions() -> None:
-    hits, wait, passed = ageing.run(ageing.few_shot(0)[:120], 800, "fcfs", 0)
+    hits, wait, passed = ageing.run(ageing.prompts_of(0)[:120], 800, "fcfs", 0)
     assert (wait, passed) == (31, 0) and 0.2 < hits < 0.35
 
 
 @pytest.mark.parametrize("bound", [4, 16])
 def test_the_bound_holds_in_the_benchmark_too(bound: int) -> None:
-    _, wait, passed = ageing.run(ageing.few_shot(0)[:120], 800, "longest_prefix", bound)
+    _, wait, passed = ageing.run(ageing.prompts_of(0)[:120], 800, "longest_prefix", bound)
     assert passed <= bound and wait <= 31 + bound
 
 
 def test_alpha_orders_by_match_and_passes() -> None:
-    steep = ageing.run(ageing.few_shot(0)[:120], 2000, ageing.with_alpha(10**6), ageing.UNBOUNDED)
-    flat = ageing.run(ageing.few_shot(0)[:120], 2000, ageing.with_alpha(0), ageing.UNBOUNDED)
+    steep = ageing.run(ageing.prompts_of(0)[:120], 2000, ageing.with_alpha(10**6), ageing.UNBOUNDED)
+    flat = ageing.run(ageing.prompts_of(0)[:120], 2000, ageing.with_alpha(0), ageing.UNBOUNDED)
     assert steep[1] < 40 < flat[1] and steep[0] < flat[0]
 
 
