@@ -1,10 +1,12 @@
-"""What contiguous KV memory wastes, counted with the allocators of the engine: no model, about 10 s.
+"""What contiguous KV memory wastes, counted with the allocators of the engine: no model, about 30 s.
 
-    python benchmarks/fragmentation.py [--json FILE]
+    python benchmarks/fragmentation.py [--json docs/performance/fragmentation.json]
 
-Two tables. What is left unused at the end of a request, by what was reserved for it (internal fragmentation);
-and how many allocations fail in a 32,768-token arena though enough of it is free, because it lies in pieces
-(external fragmentation), beside the paged pool on the same stream of events.
+Three tables. What is left unused at the end of a request, by what was reserved for it (internal
+fragmentation); how many allocations fail in a 32,768-token arena though enough of it is free, because it lies
+in pieces (external fragmentation), beside the paged pool on the same stream of events; and where the slots of
+the KV cache are, as means over time, while the engine's scheduler serves requests with nothing in common, and
+few-shot ones, on a GPU that is only a cost (leafage.sim: OPT-13B on one A100-40GB).
 """
 
 from __future__ import annotations
@@ -13,13 +15,21 @@ import argparse
 import json
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from comparison.spread import Spread
 
+from leafage.build import build_simulation
+from leafage.config import EngineConfig
+from leafage.core.usage import KINDS
 from leafage.sim.fragmentation import MEMORIES, Failures, end_of_request, fragmentation
+from leafage.sim.hardware import Hardware
+from leafage.sim.llm_spec import LLMSpec
+from leafage.sim.reproduce.prefix_traces import few_shot
+from leafage.sim.workload import SimRequest, Trace
 
 MAX_MODEL_LEN = 2048
 NUM_REQUESTS = 600
@@ -29,6 +39,18 @@ NUM_EVENTS = 20_000
 MEANS = (512, 2048, 4096)
 SIGMA = 0.95  # of the log of the sizes
 SEEDS = (0, 1, 2)
+SERVED_REQUESTS = 400
+SCENARIO_A, FEW_SHOT = WORKLOADS = "nothing in common", "few-shot"
+RATES = {SCENARIO_A: 4.0, FEW_SHOT: 5.0}  # requests a second: more than any system can take
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "Max": {"kv": "reserved-max"},
+    "Pow2, buddy": {"kv": "reserved-pow2-buddy"},
+    "Pow2": {"kv": "reserved-pow2"},
+    "Oracle": {"kv": "reserved-oracle"},
+    "paged, not shared": {"prefix_index": "none"},
+    "paged": {},
+}
+"""Where sequences put their K and V."""
 
 
 def lengths(seed: int, count: int = NUM_REQUESTS) -> list[tuple[int, int]]:
@@ -57,8 +79,41 @@ def failures(system: str, mean: int, seed: int) -> Failures:
     )
 
 
-def measure() -> dict[str, Any]:
-    """Both tables, over all seeds."""
+def trace(workload: str, count: int) -> Trace:
+    """Requests in order of arrival, the same for all systems; the outputs are those of `lengths`."""
+    drawn = lengths(0, count)
+    prompts: list[Sequence[int]] = [
+        range(4096 * number, 4096 * number + prompt) for number, (prompt, _) in enumerate(drawn)
+    ]
+    if workload == FEW_SHOT:
+        prompts = [request.prompt for request in few_shot(0, count)]
+    rng = random.Random(0)
+    requests, now = [], 0.0
+    for number, (prompt, (_, output)) in enumerate(zip(prompts, drawn, strict=True)):
+        now += rng.expovariate(RATES[workload])
+        requests.append(SimRequest(str(number), now, prompt, range(min(output, MAX_MODEL_LEN - len(prompt)))))
+    return Trace(requests)
+
+
+def over_time(workload: str, system: str, count: int) -> dict[str, Any]:
+    """Shares of the KV cache by kind (`leafage.core.usage`), weighed by the time of steps."""
+    config = EngineConfig(
+        max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=4096, preemption="recompute", **SYSTEMS[system]
+    )
+    simulation = build_simulation(config, Hardware.load("a100-40gb"), LLMSpec.load("opt-13b"))
+    result = simulation.run(trace(workload, count))
+    return {
+        "workload": workload,
+        "system": system,
+        "shares": {kind: result.share(kind) for kind in KINDS},
+        "mean_batch": result.mean_batch,
+        "preemptions": result.counters.preemptions,
+        "seconds": result.seconds,
+    }
+
+
+def measure(num_served: int = SERVED_REQUESTS) -> dict[str, Any]:
+    """All tables; those of one request and of events over all seeds, that over time with so many requests."""
     ends: dict[str, list[float]] = {}
     unused: dict[str, list[float]] = {}
     for seed in SEEDS:
@@ -79,6 +134,10 @@ def measure() -> dict[str, Any]:
             }
             for mean in MEANS
             for system in MEMORIES
+        ],
+        "requests": num_served,
+        "over_time": [
+            over_time(workload, system, num_served) for workload in WORKLOADS for system in SYSTEMS
         ],
     }
 
@@ -104,6 +163,17 @@ def report(measured: dict[str, Any]) -> str:
         enough = Spread.of(share).show() if share else "-"
         used = Spread.of([100 * run["used"] for run in runs]).show()
         lines.append(f"{row['mean']:9}  {row['system']:10}{failures:>24}{enough:>26}{used:>22}")
+    kinds = [kind for kind in KINDS if kind != "pinned"]
+    for workload in WORKLOADS:
+        lines += [
+            "",
+            f"Slots over time, %, {measured['requests']} requests, {workload}:",
+            f"{'':18}" + "".join(f"{kind:>12}" for kind in kinds) + f"{'mean batch':>12}{'preempted':>12}",
+        ]
+        for row in measured["over_time"]:
+            if row["workload"] == workload:
+                shares = "".join(f"{100 * row['shares'][kind]:12.1f}" for kind in kinds)
+                lines.append(f"{row['system']:18}{shares}{row['mean_batch']:12.1f}{row['preemptions']:12}")
     return "\n".join(lines)
 
 

@@ -1,9 +1,9 @@
-"""Writes docs/performance.md and its plots from what compare.py, growth.py and quality.py measured.
+"""Writes docs/performance.md and its plots from what compare, growth, fragmentation and quality.py measured.
 
     python benchmarks/report.py [--folder docs/performance] [--page docs/performance.md]
 
-Reads compare.json, growth.json and quality.json in the folder and puts the plots beside them. Needs
-matplotlib (`pip install '.[bench]'`).
+Reads compare.json, growth.json, fragmentation.json and quality.json in the folder and puts the plots beside
+them. Needs matplotlib (`pip install '.[bench]'`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=docs / "performance")
     parser.add_argument("--page", type=Path, default=docs / "performance.md")
     args = parser.parse_args()
-    compare, growth, quality = (
-        _read(args.folder / f"{name}.json") for name in ("compare", "growth", "quality")
+    compare, growth, fragmentation, quality = (
+        _read(args.folder / f"{name}.json") for name in ("compare", "growth", "fragmentation", "quality")
     )
     plots.decode(growth, args.folder / "decode.svg")
     plots.scheduler(growth, args.folder / "scheduler.svg")
-    args.page.write_text(page.markdown(compare, growth, quality))
+    plots.memory(fragmentation, args.folder / "memory.svg")
+    args.page.write_text(page.markdown(compare, growth, fragmentation, quality))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,11 +11,17 @@ from comparison import show
 from comparison.rows import Row
 from comparison.spread import Spread, digits
 
+SLOTS = (
+    ("stored", "stored"), ("of it duplicates", "duplicates"), ("to be written", "reservation"),
+    ("internal", "internal"), ("external", "external"), ("cached", "cached"), ("free", "free"),
+)  # fmt: skip
 COLUMNS = ("", "against", "ours", "beside", "", "wanted", "verdict", "CPU s", "others")
 
 
-def markdown(compare: dict[str, Any], growth: dict[str, Any], quality: dict[str, Any]) -> str:
-    """The page, from what compare.py, growth.py and quality.py wrote."""
+def markdown(
+    compare: dict[str, Any], growth: dict[str, Any], fragmentation: dict[str, Any], quality: dict[str, Any]
+) -> str:
+    """The page, from what compare.py, growth.py, fragmentation.py and quality.py wrote."""
     template = string.Template(Path(__file__).with_name("page.md").read_text())
     return template.substitute(
         machine=_machine(compare),
@@ -28,6 +34,10 @@ def markdown(compare: dict[str, Any], growth: dict[str, Any], quality: dict[str,
         scheduler_machine=_measured(growth["scheduler"]),
         scheduler_context=growth["scheduler"]["context"],
         scheduler=_scheduler(growth["scheduler"]["cells"]),
+        served=f"{fragmentation['requests']:,}",
+        over_time=_over_time(fragmentation["over_time"]),
+        events=_events(fragmentation["events"]),
+        end_of_request=_end_of_request(fragmentation["end_of_request"]),
         quality="\n\n".join(_quality(name, model) for name, model in quality["models"].items()),
     )
 
@@ -134,6 +144,41 @@ def _scheduler(cells: list[dict[str, Any]]) -> str:
         values = (cell["schedule"], cell["update"], both, both / cell["sequences"])
         rows.append([f"{cell['sequences']:,}", *(digits(1e6 * value) for value in values)])
     return _table(("running sequences", "schedule", "update", "both", "per sequence"), rows)
+
+
+def _over_time(found: list[dict[str, Any]]) -> str:
+    header = ("", "", *(kind for kind, _ in SLOTS), "mean batch", "preempted", "seconds")
+    rows = []
+    for row in found:
+        shares = (f"{row['shares'][kind]:.1%}" for _, kind in SLOTS)
+        end = (f"{row['mean_batch']:.1f}", f"{row['preemptions']:,}", f"{row['seconds']:.0f}")
+        rows.append((row["workload"], row["system"], *shares, *end))
+    return _table(header, rows)
+
+
+def _end_of_request(found: list[dict[str, Any]]) -> str:
+    rows = []
+    for row in found:
+        used = [100 * value for value in row["utilisation"]]
+        rows.append((row["system"], Spread.of(used).show(" %"), Spread.of(row["unused_slots"]).show()))
+    return _table(("", "used", "unused slots"), rows)
+
+
+def _events(found: list[dict[str, Any]]) -> str:
+    rows = []
+    for row in found:
+        runs = row["runs"]
+        shares = [100 * run["enough_free"] / run["failures"] for run in runs if run["failures"]]
+        rows.append(
+            (
+                f"{row['mean']:,}",
+                row["system"],
+                Spread.of([run["failures"] for run in runs]).show(),
+                _spread(shares, " %"),
+                Spread.of([100 * run["used"] for run in runs]).show(" %"),
+            )
+        )
+    return _table(("mean size", "", "failures", "with enough free", "mean use"), rows)
 
 
 def _quality(name: str, model: dict[str, Any]) -> str:

@@ -251,6 +251,30 @@ GROWTH = {
     },
 }
 
+KINDS = ("reservation", "internal", "external", "cached", "pinned", "free")
+FRAGMENTATION = {
+    "end_of_request": [
+        {"system": "paged", "utilisation": [0.98, 0.99, 0.97], "unused_slots": [7.5, 7.4, 7.6]}
+    ],
+    "events": [
+        {"mean": 512, "system": system, "runs": [{"failures": n, "enough_free": n - 1, "used": 0.5}]}
+        for system, n in (("first-fit", 100), ("paged", 0))
+    ],
+    "requests": 400,
+    "over_time": [
+        {
+            "workload": workload,
+            "system": system,
+            "shares": {"stored": stored, "duplicates": 0.1} | dict.fromkeys(KINDS, (1 - stored) / 6),
+            "mean_batch": 9.87,
+            "preemptions": 1234,
+            "seconds": 99.5,
+        }
+        for workload in ("nothing in common", "few-shot")
+        for system, stored in (("Max", 0.25), ("paged", 0.9))
+    ],
+}
+
 FIGURES = quality.Figures(
     positions=1023,
     perplexity=16.5,
@@ -286,20 +310,27 @@ def test_the_page_has_what_was_measured() -> None:
         "rows": [row.as_dict() for row in found],
         "record": Record(samples, floors={"W1, W2": [bench.Floors(4e10, 9e11, "dot", 2)]}).as_dict(),
     }
-    text = page.markdown(compare, GROWTH, QUALITY)
+    text = page.markdown(compare, GROWTH, FRAGMENTATION, QUALITY)
     assert "**75" in text and "| W1, W2 | 40.0 | 900 | dot |" in text
     assert "|  | sequences, tokens | ms (0% common) | ms (50% common) | ms (100% common) | gain |" in text
     assert "| beams | 8 of 656 | 60.0 (0) | 45.0 (320) | 30.0 (640) | 2.00x |" in text
     assert "| 128 | 4.00 | - |" in text and "| 9 | 90.0 | 180 | 270 | 30.0 |" in text
     assert "| avx512, 16-bit KV | 16.500 | +0.24% ± 0.11% | 97.25% | 0.00213 | 0.0412 |" in text
     assert "511 positions" in text and "| llama.cpp | 16.500 | +0.24% ± 0.11% | 96.97% |" in text
+    assert "| few-shot | Max | 25.0% | 10.0% | 12.5% |" in text and "| 9.9 | 1,234 | 100 |" in text
+    assert "| 512 | first-fit | 100 | 99.0 % | 50.0 % |" in text and "| 512 | paged | 0.00 |  |" in text
+    assert "| paged | 98.0 % (97.0-99.0) | 7.50 (7.40-7.60) |" in text
     assert "$" not in text
 
 
 def test_plots_are_the_same_for_the_same_figures(tmp_path) -> None:
     pytest.importorskip("matplotlib")
-    for draw in (plots.decode, plots.scheduler):
+    for draw, figures in (
+        (plots.decode, GROWTH),
+        (plots.scheduler, GROWTH),
+        (plots.memory, FRAGMENTATION),
+    ):
         for name in ("a.svg", "b.svg"):
-            draw(GROWTH, tmp_path / name)
+            draw(figures, tmp_path / name)
         assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
         assert b"<svg" in (tmp_path / "a.svg").read_bytes()
