@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from leafage.sim.llm_spec import LLMSpec
     from leafage.sim.reproduce.demo import Demo, RealEngine, Tools
     from leafage.sim.reproduce.runner import Report
+    from leafage.sim.scenario import Scenario
     from leafage.sim.simulation import Simulation
 
 
@@ -88,7 +89,7 @@ def make_tools() -> Tools:
     """The makers of engines and simulations that demos are handed."""
     from leafage.sim.reproduce.demo import Tools
 
-    return Tools(simulation=make_simulation, engine=make_engine)
+    return Tools(simulation=make_simulation, engine=make_engine, scenario=make_scenario)
 
 
 def make_simulation(settings: Mapping[str, Any], hardware: Hardware, spec: LLMSpec) -> Simulation:
@@ -97,6 +98,28 @@ def make_simulation(settings: Mapping[str, Any], hardware: Hardware, spec: LLMSp
     from leafage.config import EngineConfig
 
     return build_simulation(EngineConfig.from_kwargs(**settings), hardware, spec)
+
+
+def make_scenario(
+    settings: Mapping[str, Any],
+    hardware: Hardware,
+    spec: LLMSpec,
+    workload: str,
+    workload_settings: Mapping[str, Any],
+) -> Scenario:
+    """A scenario over `build_simulation`."""
+    from leafage.build import build_simulation
+    from leafage.config import EngineConfig
+    from leafage.sim.scenario import Scenario
+
+    return Scenario(
+        build=build_simulation,
+        config=EngineConfig.from_kwargs(**settings),
+        hardware=hardware,
+        spec=spec,
+        workload=workload,
+        workload_settings=workload_settings,
+    )
 
 
 def make_engine(model: str, settings: Mapping[str, Any]) -> RealEngine:

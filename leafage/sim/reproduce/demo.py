@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from leafage.engine.engine import Engine
     from leafage.sim.hardware import Hardware
     from leafage.sim.llm_spec import LLMSpec
+    from leafage.sim.scenario import Scenario
     from leafage.sim.simulation import Simulation
 
 Cell = str | int | float | None
@@ -145,6 +146,19 @@ class SimulationFactory(Protocol):
     def __call__(self, settings: Mapping[str, Any], hardware: Hardware, spec: LLMSpec) -> Simulation: ...
 
 
+class ScenarioFactory(Protocol):
+    """Makes a scenario for the simulator's experiments: settings of `EngineConfig` and of the workload."""
+
+    def __call__(
+        self,
+        settings: Mapping[str, Any],
+        hardware: Hardware,
+        spec: LLMSpec,
+        workload: str,
+        workload_settings: Mapping[str, Any],
+    ) -> Scenario: ...
+
+
 class RealEngine(Protocol):
     """An engine over a model's weights, as `build_engine` gives it."""
 
@@ -166,6 +180,7 @@ class Tools:
 
     simulation: SimulationFactory
     engine: EngineFactory
+    scenario: ScenarioFactory
 
 
 class Part(Protocol):

@@ -12,6 +12,7 @@ from leafage.sim.independent import Independent
 from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.reproduce.demo import Tools
 from leafage.sim.result import SLO, SimResult
+from leafage.sim.scenario import Scenario as Experiment
 from leafage.sim.simulation import Simulation
 from leafage.sim.trace_file import TraceFile
 
@@ -67,6 +68,24 @@ class Scenario:
     def simulation(self, tools: Tools, **changed: Any) -> Simulation:
         """An engine of it that waits for requests."""
         return tools.simulation(self.settings(**changed), Hardware.load(self.hardware), self.spec)
+
+    def drawn_for(self, tools: Tools, rate: float, **changed: Any) -> Experiment:
+        """The same for the simulator's experiments, with requests that are drawn: other seeds draw others."""
+        drawn = self.drawn
+        return tools.scenario(
+            self.settings(**changed),
+            Hardware.load(self.hardware),
+            self.spec,
+            "sharegpt",  # independent requests; their lengths are set
+            {
+                "rate": rate,
+                "seed": drawn.seed,
+                "num_requests": drawn.num_requests,
+                "prompt_tokens": str(drawn.prompt_tokens),
+                "output_tokens": str(drawn.output_tokens),
+                "max_total_tokens": drawn.max_total_tokens,
+            },
+        )
 
     def at(self, rate: float, **changed: Any) -> Simulated:
         """The part of a demo that simulates it.
