@@ -1,5 +1,4 @@
-"""Code 01: blocks and block tables, paged attention gives the same tokens, and what contiguous memory "
-"wastes."""
+"""Code 01: block tables, the same tokens from scattered blocks, and what contiguous memory wastes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code 02: paged against reserved memory in the engine, on a device short of memory and on one with plenty."""
+"""Code 02: paged against reserved memory in the engine, where memory is short and where it is not."""
 
 from __future__ import annotations
 
