@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from leafage.core.batch import Batch, SampledToken
@@ -19,8 +20,23 @@ TEXT = (
 MODELS = {"tiny": "tiny random model", "smollm2": "SmolLM2-135M"}
 """What demos run on, by the name that `Tools.engine` takes."""
 
-Answers = list[list[SampledToken]]
-"""Of one request: the tokens of each of its sequences; of beams, the best first."""
+
+@dataclass(slots=True)
+class Answered:
+    """What came of a request.
+
+    Attributes:
+        sequences: the tokens of each; of beams, the best first.
+        num_cached: prompt tokens that the prefix index had.
+    """
+
+    sequences: list[list[SampledToken]]
+    num_cached: int = 0
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """Of each sequence."""
+        return [[token.token_id for token in sequence] for sequence in self.sequences]
 
 
 class Runner:
@@ -40,7 +56,7 @@ class Runner:
         self.on_scheduled: Callable[[Batch], None] | None = None
         """Told of each batch before it runs."""
         self._numbers = count()
-        self._answers: dict[str, Answers] = {}
+        self._answers: dict[str, Answered] = {}
         self.engine.observer = self
 
     def prompt(self, num_tokens: int, skip: int = 0) -> list[int]:
@@ -49,17 +65,19 @@ class Runner:
         assert len(ids) == num_tokens, "TEXT is too short"
         return ids
 
-    def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Answers]:
+    def run(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Answered]:
         """Answer all of them in one batch."""
         ids = [str(next(self._numbers)) for _ in prompts]
         for request_id, prompt, own in zip(ids, prompts, params, strict=True):
-            self._answers[request_id] = [[] for _ in range(own.n)]
+            self._answers[request_id] = Answered([[] for _ in range(own.n)])
             self.engine.add_request(request_id, prompt, own)
         while self.engine.has_unfinished:
             for delta in self.engine.step():
                 if delta.finish is not None and delta.finish.error is not None:
                     raise delta.finish.error
-                self._answers[delta.request_id][delta.index] += delta.tokens
+                answered = self._answers[delta.request_id]
+                answered.sequences[delta.index] += delta.tokens
+                answered.num_cached = delta.num_cached
         return [self._answers.pop(request_id) for request_id in ids]
 
     def tables(self) -> list[list[int]]:
@@ -75,7 +93,3 @@ class Runner:
     def added(self, request: Request) -> None: ...
     def stepped(self, batch: Batch, deltas: list[Delta]) -> None: ...
     def aborted(self, request_id: str) -> None: ...
-
-
-def ids_of(answer: Sequence[SampledToken]) -> list[int]:
-    return [token.token_id for token in answer]

@@ -7,8 +7,9 @@ steps. What the engine's own scheduler does with the same orders is in `exercise
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from leafage.core.prefix_index import Node
@@ -192,9 +193,9 @@ def simulate(
             request = outside.popleft()
             waiting.append(Waiting(request, list(request.prompt), step))
         if not waiting:
-            if arrivals.next_time == float("inf"):
+            if arrivals.next_time == math.inf:
                 break
-            step = max(step + 1, int(arrivals.next_time))
+            step = max(step + 1, math.ceil(arrivals.next_time))
             continue
         chosen = waiting.pop(choose(cache, waiting, step))
         cached = cache.serve(chosen)
@@ -205,12 +206,3 @@ def simulate(
         arrivals.follow(workload.finished(chosen.request, step))
     cache.check()
     return result
-
-
-def in_order(requests: Iterable[SimRequest]) -> list[SimRequest]:
-    """Depth first through the tree of their prompts, which is their lexicographic order; all come at once.
-
-    Optimal for a fixed set of requests and a cache that holds the longest of them (Zheng et al., NeurIPS
-    2024, theorem 3.1).
-    """
-    return sorted(requests, key=lambda request: list(request.prompt))

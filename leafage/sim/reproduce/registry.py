@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from leafage.sim.reproduce import (
-    cache_aware,
     code_01,
     code_02,
+    code_03,
     code_04,
+    code_05,
+    code_05_tree,
     exercise_9,
     exercises,
     section_1,
-    sharing,
 )
 from leafage.sim.reproduce.demo import Demo
 
@@ -20,9 +21,10 @@ DEMOS: tuple[Demo, ...] = (
     *section_1.DEMOS,
     *code_01.DEMOS,
     *code_02.DEMOS,
-    *sharing.DEMOS,
+    *code_03.DEMOS,
     *code_04.DEMOS,
-    *cache_aware.DEMOS,
+    *code_05_tree.DEMOS,
+    *code_05.DEMOS,
     Demo("code06-1", ("R7-11",), "Code 06 demo 1: compressed FSM, 5 samples of a short record", pending=_FSM),
     Demo("code06-2", ("R7-12",), "Code 06 demo 2: compressed FSM, a record with longer keys", pending=_FSM),
     *exercises.DEMOS,

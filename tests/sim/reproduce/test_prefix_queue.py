@@ -13,11 +13,10 @@ from leafage.sim.reproduce.prefix_queue import (
     PrefixCache,
     Waiting,
     fcfs,
-    in_order,
     longest_prefix,
     simulate,
 )
-from leafage.sim.reproduce.prefix_traces import Conversations, few_shot
+from leafage.sim.reproduce.prefix_traces import conversations, few_shot, in_order
 from leafage.sim.workload import SimRequest, Trace
 
 
@@ -36,7 +35,7 @@ def test_blocks_change_nothing_where_they_divide_the_shared_prefixes(choose: Cho
         assert runs[0] == runs[1]
     for capacity in (1000, 3000):
         chats = [
-            simulate(Conversations(1, 9, 3), capacity, choose, block_size=b) for b in (BLOCK_SIZE, block_size)
+            simulate(conversations(1, 9, 3), capacity, choose, block_size=b) for b in (BLOCK_SIZE, block_size)
         ]
         assert chats[0] == chats[1]
         assert 0 < chats[0].hit_rate < 1
@@ -112,6 +111,6 @@ def test_in_order_puts_common_prefixes_together() -> None:
 
 
 def test_steps_pass_while_everybody_thinks() -> None:
-    result = simulate(Conversations(0, 1, 3), math.inf)
-    assert result.request_ids == ["0.0", "0.1", "0.2"] and result.waits == [0, 0, 0]
+    result = simulate(conversations(0, 1, 3), math.inf)
+    assert result.request_ids == ["0.1", "0.2", "0.3"] and result.waits == [0, 0, 0]
     assert result.prompts[0][1] == 0 and all(cached for _, cached in result.prompts[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leafage.sim.reproduce.prefix_traces import Conversations, best_hit_rate, few_shot
+from leafage.sim.reproduce.prefix_traces import best_hit_rate, conversations, few_shot
 
 
 def test_few_shot_prompts_share_what_they_should_and_nothing_else() -> None:
@@ -27,22 +27,13 @@ def test_the_best_hit_rate_computes_what_is_shared_once() -> None:
     assert best_hit_rate([first, second]) == pytest.approx(1 - computed / both)
 
 
-def test_a_turn_holds_all_that_was_said_and_comes_when_its_user_has_thought() -> None:
-    chats = Conversations(0, num_sessions=2, num_turns=2)
+def test_conversations_are_the_lectures() -> None:
+    chats = conversations(0, num_sessions=2, num_turns=2)
     first, other = chats
+    assert (first.arrival, other.arrival) == (0, 0)
     assert list(first.prompt[:100]) == list(other.prompt[:100]) and first.prompt[100] != other.prompt[100]
     [second] = chats.finished(first, 7)
     said = [*first.prompt, *first.output]
     assert list(second.prompt[: len(said)]) == said and 20 <= len(second.prompt) - len(said) <= 99
     assert 12 <= second.arrival <= 47
     assert not list(chats.finished(second, 50))
-
-
-def test_the_order_of_service_changes_no_conversation() -> None:
-    def second_turns(order: list[int]) -> dict[str, list[int]]:
-        chats = Conversations(5, num_sessions=3, num_turns=2)
-        firsts = list(chats)
-        found = [request for i in order for request in chats.finished(firsts[i], 0)]
-        return {request.request_id: [*request.prompt, int(request.arrival)] for request in found}
-
-    assert second_turns([0, 1, 2]) == second_turns([2, 0, 1])

@@ -12,7 +12,7 @@ from leafage.core.batch import Batch
 from leafage.core.request import derive
 from leafage.core.sampling_params import SamplingParams
 from leafage.sim.reproduce.demo import Cell, Check, Column, Demo, Outcome, Source, Table, Tools
-from leafage.sim.reproduce.engine_runs import MODELS, Runner, ids_of
+from leafage.sim.reproduce.engine_runs import MODELS, Runner
 
 PROMPT, OUTPUT, BLOCK = 62, 40, 8
 SAMPLES = {2: (26, 19, 26.9, 30.4), 4: (52, 31, 40.4, 45.6), 8: (104, 55, 47.1, 53.2)}
@@ -75,16 +75,16 @@ def sample(runner: Runner, prompt: list[int], n: int) -> Sampled:
     blocks.watch(runner)
     before = runner.engine.scheduler.kv.counters.copied_blocks
     params = SamplingParams(n=n, seed=SEED, temperature=1.0, max_tokens=OUTPUT, ignore_eos=True)
-    [answers] = runner.run([prompt], [params])
+    [answered] = runner.run([prompt], [params])
     copies = runner.engine.scheduler.kv.counters.copied_blocks - before
-    return Sampled(max(blocks.held), copies, [ids_of(answer) for answer in answers])
+    return Sampled(max(blocks.held), copies, answered.token_ids)
 
 
 def alone(runner: Runner, prompt: list[int], i: int) -> list[int]:
     """The answer to the prompt with sample i's own seed, by itself."""
     params = SamplingParams(seed=derive(SEED, i), temperature=1.0, max_tokens=OUTPUT, ignore_eos=True)
-    [[answer]] = runner.run([prompt], [params])
-    return ids_of(answer)
+    [answered] = runner.run([prompt], [params])
+    return answered.token_ids[0]
 
 
 def apart(runner: Runner, prompt: list[int], n: int) -> int:
@@ -171,7 +171,7 @@ def tops_of(runner: Runner, width: int) -> Tops:
 
     def tops(sequences: list[list[int]]) -> list[list[tuple[int, float]]]:
         answers = runner.run(sequences, [params] * len(sequences))
-        return [answer[0].top[:width] for [answer] in answers]
+        return [answered.sequences[0][0].top[:width] for answered in answers]
 
     return tops
 
@@ -181,9 +181,9 @@ def beam_search(runner: Runner, prompt: list[int], width: int) -> tuple[list[lis
     blocks = Blocks()
     blocks.watch(runner)
     params = SamplingParams(beam_width=width, n=width, max_tokens=BEAM_STEPS, ignore_eos=True)
-    [answers] = runner.run([prompt], [params])
+    [answered] = runner.run([prompt], [params])
     runner.on_scheduled = None
-    return [ids_of(answer) for answer in answers], blocks
+    return answered.token_ids, blocks
 
 
 def bound(width: int) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leafage.cli.sim_reproduce import make_tools
-from leafage.sim.reproduce import sharing
+from leafage.sim.reproduce import code_03
 from leafage.sim.reproduce.engine_runs import Runner
 from tests.core.naive_beam import naive_beam_search as oracle
 from tests.sim.reproduce.tools import assert_passed, run
@@ -20,31 +20,31 @@ def samples() -> Runner:
 @pytest.mark.parametrize(("n", "separate", "shared"), [(2, 26, 19), (4, 52, 31), (8, 104, 55)])
 def test_r4_2_blocks_copies_and_answers(samples: Runner, n: int, separate: int, shared: int) -> None:
     prompt = samples.prompt(62)
-    result = sharing.sample(samples, prompt, n)
+    result = code_03.sample(samples, prompt, n)
     assert (result.blocks, result.copies) == (shared, n - 1)
-    assert sharing.apart(samples, prompt, n) == separate
-    assert result.answers == [sharing.alone(samples, prompt, i) for i in range(n)]
+    assert code_03.apart(samples, prompt, n) == separate
+    assert result.answers == [code_03.alone(samples, prompt, i) for i in range(n)]
     assert len(set(map(tuple, result.answers))) == n, "different seeds, different answers"
 
 
 def test_p4_a_prompt_that_fills_its_last_block_is_not_copied(samples: Runner) -> None:
-    assert sharing.sample(samples, samples.prompt(64), 4).copies == 0
+    assert code_03.sample(samples, samples.prompt(64), 4).copies == 0
 
 
 @pytest.mark.parametrize(("n", "saved"), [(2, "30.4"), (4, "45.6"), (8, "53.2")])
 def test_e2_the_formula(n: int, saved: str) -> None:
-    assert f"{100 * sharing.formula(n):.1f}" == saved
+    assert f"{100 * code_03.formula(n):.1f}" == saved
 
 
 @pytest.mark.parametrize(("width", "low"), [(2, 0.40), (4, 0.65), (8, 0.775)])
 def test_r4_3_beams_share_and_equal_the_naive_search(width: int, low: float) -> None:
     runner = Runner(make_tools(), "tiny", block_size=4, prefix_index="none")
     prompt = runner.prompt(40)
-    answers, blocks = sharing.beam_search(runner, prompt, width)
+    answers, blocks = code_03.beam_search(runner, prompt, width)
     assert len(blocks.held) == 29, "one step computes the prompt, the others all beams"
     assert low <= blocks.mean_saving <= (width - 1) / width
-    tops = sharing.tops_of(runner, width)
-    assert answers == sharing.naive_beam_search(tops, prompt, width, 30)
+    tops = code_03.tops_of(runner, width)
+    assert answers == code_03.naive_beam_search(tops, prompt, width, 30)
     assert len(set(map(tuple, answers))) == width
 
 
@@ -57,7 +57,7 @@ def test_the_naive_search_is_the_one_that_beams_are_tested_with() -> None:
         return [[(int(i), float(row[i])) for i in np.argsort(-row)[:3]] for row in rows]
 
     expected = oracle(lambda tokens: table[tokens[-1]], [5], width=3, max_tokens=9)
-    assert sharing.naive_beam_search(tops, [5], 3, 9) == [answer.tokens for answer in expected]
+    assert code_03.naive_beam_search(tops, [5], 3, 9) == [answer.tokens for answer in expected]
 
 
 @pytest.mark.real_model
