@@ -20,7 +20,7 @@ from leafage.engine.metrics import EngineMetrics, MonotonicClock, engine_stats
 from leafage.engine.output import OutputProcessor
 from leafage.engine.stop import StopStringCheck
 from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
-from leafage.memory import MemoryPlan, kv_manager, plan_memory, restore_cost, swap_store
+from leafage.memory import MemoryPlan, check_swap_path, kv_manager, plan_memory, restore_cost, swap_store
 from leafage.resources import available_cpus
 from leafage.sim.hardware import Hardware
 
@@ -130,7 +130,17 @@ def build_engine(config: EngineConfig, *, on_progress: Callable[[int, int], None
         InvalidParameterError: a setting does not fit the model or the memory.
         TemplateError: the chat template that the configuration names cannot be used.
     """
+    _check_files(config)
     return assemble(config, load_assets(config, on_progress=on_progress))
+
+
+def _check_files(config: EngineConfig) -> None:
+    """Refuse files that cannot be used before the model is loaded, which may take minutes."""
+    if config.hardware is not None:
+        Hardware.load(config.hardware)
+    if config.chat_template is not None:
+        _template_source(config.chat_template)
+    check_swap_path(config)
 
 
 def load_assets(config: EngineConfig, *, on_progress: Callable[[int, int], None] | None = None) -> Assets:

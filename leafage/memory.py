@@ -118,6 +118,13 @@ def plan_memory(
     swap_bytes = config.swap_bytes
     if swap_bytes is None:
         swap_bytes = 0 if config.preemption == "recompute" else int(SWAP_SHARE * num_blocks * bytes_per_block)
+    if config.swap_bytes and swap_bytes < bytes_per_block:
+        raise InvalidParameterError(
+            f"the swap space does not hold one block of {config.block_size} tokens",
+            value=f"swap_bytes = {swap_bytes}",
+            limit=f"at least {bytes_per_block} bytes, or 0",
+            remedy="raise swap_bytes, or use preemption 'recompute'",
+        )
     return MemoryPlan(
         weight_bytes=weight_bytes,
         kv_bytes=num_blocks * bytes_per_block,
@@ -149,6 +156,18 @@ def kv_manager(config: EngineConfig, plan: MemoryPlan) -> KV:
         max_model_len=plan.max_model_len,
         allocator=allocator[0] if allocator else "first-fit",
     )
+
+
+def check_swap_path(config: EngineConfig) -> None:
+    """Make the file for the swap space, without room in it, and let it go.
+
+    Raises:
+        InvalidParameterError: it cannot be made.
+    """
+    from leafage.tier.swap_store import FileSwapStore
+
+    if config.swap_path is not None:
+        FileSwapStore(config.swap_path, 0, 0).close()
 
 
 def swap_store(config: EngineConfig, plan: MemoryPlan, block_bytes: int) -> SwapStore:

@@ -10,7 +10,7 @@ import pytest
 from leafage import build
 from leafage.build import Assets, PlainKernelsWarning, assemble, build_engine, load_assets
 from leafage.config import EngineConfig
-from leafage.errors import ModelFileError, ModelNotFoundError, TemplateError
+from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
 from leafage.kernels import _native
 from leafage.runtime import load
 from tests.models.tiny_models import Golden, write_folder
@@ -46,6 +46,23 @@ def test_a_broken_generation_config_is_named() -> None:
 def test_unknown_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError):
         build_engine(EngineConfig(model=str(tmp_path / "none.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("swap_path", "swap_path cannot be made: No such file or directory"),
+        ("hardware", "unknown hardware"),
+        ("chat_template", "the chat template file cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, setting: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "load_assets", lambda *_, **__: pytest.fail("the model was loaded first"))
+    config = EngineConfig.from_kwargs(**{setting: str(tmp_path / "none" / "file")})
+    with pytest.raises((InvalidParameterError, TemplateError), match=error):
+        build_engine(config)
 
 
 def test_a_tokenizer_that_cannot_be_made_ends_the_loading(

@@ -121,6 +121,14 @@ def test_a_pinned_share_that_is_asked_for_shortens_the_longest_sequence() -> Non
         plan(kv_cache_tokens=1600, pinned_share=0.4, max_model_len=1000)
 
 
+def test_a_swap_space_without_room_for_a_block_is_refused() -> None:
+    expected = (
+        f"does not hold one block of 16 tokens; got 'swap_bytes = 100'; limit: at least {16 * KV} bytes"
+    )
+    with pytest.raises(InvalidParameterError, match=expected):
+        plan(kv_cache_tokens=1600, swap_bytes=100)
+
+
 def test_the_swap_space_is_a_quarter_of_the_pool_unless_it_is_set() -> None:
     assert plan(kv_cache_tokens=1600).num_swap_slots == 25
     assert plan(kv_cache_tokens=1600, swap_bytes=3 * 16 * KV + 5).num_swap_slots == 3
