@@ -157,7 +157,7 @@ def _progress(total: int, status: Callable[[str], None], *, quiet: bool) -> Call
 
 def _line(report: Report) -> str:
     line = f"{report.verdict:8} {report.demo.id:14} {report.demo.title}"
-    if report.outcome is not None:
+    if report.outcome is not None and report.outcome.checks:
         checks = report.outcome.checks
         line += f": {sum(c.passed for c in checks)} of {len(checks)} checks, {report.seconds:.1f} s"
     return line
@@ -180,7 +180,7 @@ def _print(report: Report) -> None:
     for table in report.outcome.tables:
         shown = Table(title=table.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
         for number, column in enumerate(table.columns):
-            shown.add_column(heading(column), justify="right" if number else "left")
+            shown.add_column(heading(column), justify="left" if table.is_text(number) else "right")
         for row in table.rows:
             shown.add_row(*(c.show(cell) for c, cell in zip(table.columns, row, strict=True)))
         console.print(shown)

@@ -18,6 +18,10 @@ Cell = str | int | float | None
 """A number, or text; None where the source says nothing."""
 
 
+LONGEST_NUMBER = 24
+"""Characters of a cell such as `97 to 232 (3 seeds)`; what is longer is a sentence."""
+
+
 class Source(Enum):
     """Where the numbers of a column come from."""
 
@@ -63,6 +67,11 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             assert len(row) == len(self.columns), f"{self.title}: {row} has not {len(self.columns)} cells"
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column is read as text, like labels, and not compared down the rows."""
+        cells = [row[column] for row in self.rows]
+        return column == 0 or any(isinstance(cell, str) and len(cell) > LONGEST_NUMBER for cell in cells)
 
     @classmethod
     def compared(

@@ -53,7 +53,7 @@ def as_dict(reports: Sequence[Report]) -> dict[str, Any]:
 
 def verdicts(reports: Sequence[Report]) -> dict[str, int]:
     """How many demos got each verdict."""
-    names = ("passed", "failed", "error", "pending")
+    names = ("passed", "failed", "error", "quoted", "pending")
     return {name: sum(report.verdict == name for report in reports) for name in names}
 
 
@@ -105,7 +105,7 @@ def _markdown_table(table: Table) -> list[str]:
     rows = [[_pipe(c.show(cell)) for c, cell in zip(table.columns, row, strict=True)] for row in table.rows]
     return [
         "| " + " | ".join(heads) + " |",
-        "|" + "|".join("---" if i == 0 else "--:" for i in range(len(heads))) + "|",
+        "|" + "|".join("---" if table.is_text(i) else "--:" for i in range(len(heads))) + "|",
         *("| " + " | ".join(row) + " |" for row in rows),
     ]
 
@@ -144,10 +144,12 @@ def _html_body(report: Report) -> list[str]:
     parts = []
     for table in _tables(report):
         parts.append(f"<table><caption>{escape(table.title)}</caption>")
-        parts.append(_html_row("th", [(escape(heading(c)), _css(c)) for c in table.columns]))
+        css = [f"{_css(c)} text" if table.is_text(i) else _css(c) for i, c in enumerate(table.columns)]
+        heads = [escape(heading(column)) for column in table.columns]
+        parts.append(_html_row("th", list(zip(heads, css, strict=True))))
         for row in table.rows:
-            shown = [(escape(c.show(cell)), _css(c)) for c, cell in zip(table.columns, row, strict=True)]
-            parts.append(_html_row("td", shown))
+            shown = [escape(c.show(cell)) for c, cell in zip(table.columns, row, strict=True)]
+            parts.append(_html_row("td", list(zip(shown, css, strict=True))))
         parts.append("</table>")
         parts += _bars(table)
     if checks := _checks(report):
@@ -230,7 +232,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
 caption { text-align: left; font-weight: 600; padding: .3rem 0 }
 th, td { border: 1px solid #d5dae0; padding: .25rem .6rem; text-align: right }
-th:first-child, td:first-child { text-align: left }
+th:first-child, td:first-child, .text { text-align: left }
 th { background: #f3f5f7; font-weight: 600 }
 .ours { background: #eef6ee } .lecture { background: #f4f1fa } .paper { background: #fbf4e6 }
 .bars p { display: flex; gap: .6rem; margin: .15rem 0; align-items: center; font-size: .9em }

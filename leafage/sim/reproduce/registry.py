@@ -12,6 +12,7 @@ from leafage.sim.reproduce import (
     exercise_9,
     exercises,
     section_1,
+    section_6,
 )
 from leafage.sim.reproduce.demo import Demo
 
@@ -23,6 +24,7 @@ DEMOS: tuple[Demo, ...] = (
     *code_02.DEMOS,
     *code_03.DEMOS,
     *code_04.DEMOS,
+    *section_6.DEMOS,
     *code_05_tree.DEMOS,
     *code_05.DEMOS,
     Demo("code06-1", ("R7-11",), "Code 06 demo 1: compressed FSM, 5 samples of a short record", pending=_FSM),

@@ -31,11 +31,13 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`passed`, `failed`, `error` or `pending`."""
+        """`passed`, `failed`, `error`, `pending`, or `quoted`: only what papers report, nothing to check."""
         if self.error is not None:
             return "error"
         if self.outcome is None:
             return "pending"
+        if not self.outcome.checks:
+            return "quoted"
         return "passed" if self.outcome.passed else "failed"
 
     @property

@@ -82,7 +82,7 @@ def test_html_draws_shares_as_bars() -> None:
 
 def test_json_keeps_numbers(reports: list[Report]) -> None:
     data = json.loads(json.dumps(page.as_dict(reports)))
-    assert data["verdicts"] == {"passed": 0, "failed": 1, "error": 1, "pending": 1}
+    assert data["verdicts"] == {"passed": 0, "failed": 1, "error": 1, "quoted": 0, "pending": 1}
     first, second, third = data["demos"]
     assert first["tables"][0]["rows"] == [["tok/s", 216.8, 217, "2.7x"]]
     assert first["tables"][0]["columns"][1] == {"name": "measured here", "source": "measured here"}

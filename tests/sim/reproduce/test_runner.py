@@ -62,6 +62,11 @@ def test_each_gets_its_verdict_in_the_order_given(processes: int) -> None:
     assert (reports[0].outcome.notes == [str(os.getpid())]) == (processes == 1)
 
 
+def test_a_demo_without_checks_proves_nothing() -> None:
+    report = Report(DEMOS[0], Outcome(notes=["the paper says so"]))
+    assert (report.verdict, report.is_bad) == ("quoted", False)
+
+
 def test_long_ones_start_first() -> None:
     seen: list[str] = []
     run_demos(DEMOS, make_tools(), on_report=lambda report: seen.append(report.demo.id))
