@@ -83,10 +83,10 @@ def wastes(results: Results) -> Outcome:
         ],
         [
             Check.shape(
-                "no reserving system in one piece stores half of its memory",
-                _range([stored[name] for name in stored if "counted" not in name and name != "paged"]),
-                "below 50 %",
-                all(stored[name] < 50 for name in stored if "counted" not in name and name != "paged"),
+                "three Orca systems: stored %, least and most",
+                _range(buddies),
+                "20.4 to 38.2, 4 points apart at most",
+                abs(min(buddies) - 20.4) <= 4 and abs(max(buddies) - 38.2) <= 4,
             ),
             Check.band("paged: stored %", stored["paged"], 80, 96.3, format="{:.1f}"),
             Check.exact("paged: external fragmentation", round(lost["paged"], 6), 0.0),
