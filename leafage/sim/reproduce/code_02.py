@@ -323,7 +323,7 @@ DEMOS = (
     ),
     Demo(
         "code02-4",
-        ("R3-10",),
+        ("R3-10", "P2"),
         "Code 02 demo 4: block sizes",
         parts=tuple(SIZED.values()),
         combine=block_sizes,

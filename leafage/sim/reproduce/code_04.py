@@ -133,7 +133,7 @@ def engines(results: Results) -> Outcome:
 
 
 DEMOS = (
-    Demo("code04-1", ("R5-3", "R5-4"), "Code 04 demo 1: swap or compute again, 512 tokens", restore),
+    Demo("code04-1", ("R5-3", "R5-4", "P2"), "Code 04 demo 1: swap or compute again, 512 tokens", restore),
     Demo(
         "code04-2",
         ("R5-1", "R5-2", "R5-5", "P3"),

@@ -11,6 +11,7 @@ from leafage.sim.reproduce import (
     code_05_tree,
     exercise_9,
     exercises,
+    pitfalls,
     section_1,
     section_6,
 )
@@ -29,6 +30,7 @@ DEMOS: tuple[Demo, ...] = (
     *code_05.DEMOS,
     Demo("code06-1", ("R7-11",), "Code 06 demo 1: compressed FSM, 5 samples of a short record", pending=_FSM),
     Demo("code06-2", ("R7-12",), "Code 06 demo 2: compressed FSM, a record with longer keys", pending=_FSM),
+    *pitfalls.DEMOS,
     *exercises.DEMOS,
     Demo("exercise-8", ("R7-13", "E8"), "Exercise 8: a format whose class and literal overlap", pending=_FSM),
     *exercise_9.DEMOS,
