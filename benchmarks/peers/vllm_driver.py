@@ -73,6 +73,8 @@ class VLLM:
             enable_prefix_caching=True,
             disable_log_stats=False,  # else requests carry no times
         )
+        scheduler = self._llm.llm_engine.vllm_config.scheduler_config
+        self.settings["max_num_batched_tokens"] = scheduler.max_num_batched_tokens
         for lengths, output in WARM_UP:
             prompts = [list(range(1000 + i, 1000 + i + n)) for i, n in enumerate(lengths)]
             self.run(protocol.Request("warm-up", prompts, [output] * len(prompts)))

@@ -87,6 +87,16 @@ def test_r4_2_parallel_samples_share_the_prompt(n: int, alone: int, together: in
     assert [apart.tokens(single) for single in singles] == [gang.tokens(samples, i) for i in range(n)]
 
 
+@pytest.mark.parametrize(("best_of", "together"), [(2, 19), (4, 31), (8, 55)])
+def test_r4_2_the_candidates_of_best_of_share_the_prompt(best_of: int, together: int) -> None:
+    """One answer is returned; the blocks are those of `best_of` sequences."""
+    loop = Watched("radix")
+    request_id = loop.add(range(62), n=1, best_of=best_of, seed=7, max_tokens=40, temperature=1.0)
+    loop.run()
+    assert (loop.most_blocks, loop.num_copies) == (together, best_of - 1)
+    loop.assert_undisturbed(request_id)
+
+
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_r4_2_a_prompt_that_fills_its_last_block_is_never_copied(n: int) -> None:
     loop = Watched("radix")

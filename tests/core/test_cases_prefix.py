@@ -48,6 +48,42 @@ def test_p01_a_hash_chain_shares_the_whole_blocks(block_size: int) -> None:
     loop.assert_undisturbed(second)
 
 
+def test_e6_a_hash_chain_loses_less_than_a_block_a_prompt() -> None:
+    """A chat: each turn has all that was said. The radix tree hits all of it but the last token's K/V."""
+    cached: dict[str, list[int]] = {}
+    for index in ("radix", "hash_chain"):
+        loop = Loop(100, 16, prefix_index=index)
+        said: list[int] = []
+        cached[index] = []
+        for turn in range(8):
+            said += [1000 * (turn + 1) + i for i in range(21 + turn)]
+            request_id = loop.add(said, max_tokens=9)
+            loop.run()
+            cached[index].append(loop.answers[request_id, 0].num_cached)
+            before = len(said)
+            said += loop.tokens(request_id)
+            assert len(said) == before + 9
+    radix, chain = cached["radix"], cached["hash_chain"]
+    assert radix == [sum(21 + i + 9 for i in range(turn)) - (turn > 0) for turn in range(8)]
+    assert chain == [hits // 16 * 16 for hits in radix] != radix
+
+
+@pytest.mark.parametrize("index", ["radix", "radix-node", "hash_chain"])
+def test_e7_one_pool_gives_a_request_all_of_it_and_costs_what_was_cached(index: str) -> None:
+    loop = Loop(20, 4, prefix_index=index)
+    prefix = numbers(40)
+    loop.add(prefix, max_tokens=1)
+    loop.run()
+    assert loop.kv.num_cached == 10 and loop.kv.num_active == 0
+    large = loop.add(numbers(78, 500), max_tokens=2)  # a part set aside for the cache would refuse it
+    loop.run()
+    loop.assert_undisturbed(large)
+    assert loop.scheduler.counters.preemptions == 0
+    again = loop.add(prefix, max_tokens=1)
+    loop.run()
+    assert loop.answers[again, 0].num_cached == 0, "busy times leave nothing; a pin keeps what must stay"
+
+
 def miss_of(loop: Loop, prompt: list[int], **options: object) -> PrefixMiss | None:
     request_id = loop.add(prompt, max_tokens=1, **options)  # type: ignore[arg-type]
     loop.run()
