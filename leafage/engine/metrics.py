@@ -98,6 +98,14 @@ class EngineMetrics:
         entry = self._live.get(request_id)
         return entry[1] if entry is not None else RequestMetrics(self.clock.now())
 
+    @property
+    def oldest_arrival(self) -> float:
+        """No request that has yet to end, or to come, arrived before this time. Those that come during a step
+        are told of after it."""
+        for _, metrics in self._live.values():
+            return min(metrics.arrival_time, self._step_began)
+        return self._step_began
+
     def added(self, request: Request) -> None:
         self._live[request.request_id] = (request, RequestMetrics(self.clock.now()))
         self._unscheduled.add(request.request_id)

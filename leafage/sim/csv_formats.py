@@ -58,6 +58,7 @@ class LengthsCSV(_CSV):
     name: ClassVar[str] = "csv"
     looks: ClassVar[str] = "CSV with the columns arrival_s, input_tokens, output_tokens"
     from_first: ClassVar[bool] = False
+    tells_answers: ClassVar[bool] = False
     time: ClassVar[str] = "arrival_s"
     prompt: ClassVar[str] = "input_tokens"
     output: ClassVar[str] = "output_tokens"
@@ -69,6 +70,7 @@ class AzureCSV(_CSV):
     name: ClassVar[str] = "azure"
     looks: ClassVar[str] = "CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens"
     from_first: ClassVar[bool] = True
+    tells_answers: ClassVar[bool] = False
     time: ClassVar[str] = "TIMESTAMP"
     prompt: ClassVar[str] = "ContextTokens"
     output: ClassVar[str] = "GeneratedTokens"

@@ -26,6 +26,7 @@ class Mooncake:
     name: ClassVar[str] = "mooncake"
     looks: ClassVar[str] = "JSON lines with timestamp (ms), input_length, output_length, hash_ids"
     from_first: ClassVar[bool] = False
+    tells_answers: ClassVar[bool] = False
 
     BLOCK: ClassVar[int] = 512
     MAX_ID: ClassVar[int] = (NAMED_TOKENS // BLOCK) - 1
@@ -74,6 +75,7 @@ class RecordedVLLM:
     name: ClassVar[str] = "vllm-requests"
     looks: ClassVar[str] = "JSON lines with arrival_time (s), input_toks, output_toks"
     from_first: ClassVar[bool] = True
+    tells_answers: ClassVar[bool] = False
 
     def matches(self, first_line: str) -> bool:
         return keys_of(first_line) >= {"arrival_time", "input_toks", "output_toks"}
@@ -97,6 +99,7 @@ class ServingBenchmark:
     name: ClassVar[str] = "bench-serving"
     looks: ClassVar[str] = "JSON with the lists input_lens, output_lens and, where recorded, start_times"
     from_first: ClassVar[bool] = True
+    tells_answers: ClassVar[bool] = False
 
     def matches(self, first_line: str) -> bool:
         return first_line.strip() == "{" or keys_of(first_line) >= {"duration", "completed"}

@@ -13,11 +13,19 @@ from leafage.sim.arrivals import KINDS
 from leafage.sim.csv_formats import AzureCSV, LengthsCSV
 from leafage.sim.generated import Generated, check_at_least, check_sequences, setting
 from leafage.sim.json_formats import Mooncake, RecordedVLLM, ServingBenchmark
+from leafage.sim.request_log_format import RequestLogFormat
 from leafage.sim.trace_formats import CORRECT, Lines, Row, Source, TraceFormat
 from leafage.sim.workload import FreshTokens, SimRequest
 
 RECORDED = "trace"
-_FORMATS: tuple[TraceFormat, ...] = (AzureCSV(), LengthsCSV(), Mooncake(), RecordedVLLM(), ServingBenchmark())
+_FORMATS: tuple[TraceFormat, ...] = (
+    AzureCSV(),
+    LengthsCSV(),
+    Mooncake(),
+    RecordedVLLM(),
+    ServingBenchmark(),
+    RequestLogFormat(),
+)
 FORMATS = {format.name: format for format in _FORMATS}
 
 
@@ -52,7 +60,14 @@ class TraceFile(Generated):
         if self.arrivals != RECORDED:
             super().__post_init__()
         self._check_settings()
-        object.__setattr__(self, "_format", self._find_format())
+        format_ = self._find_format()
+        object.__setattr__(self, "_format", format_)
+        if format_.tells_answers and (self.n != 1 or self.beam_width is not None):
+            raise InvalidParameterError(
+                "the file says itself how many answers each request has",
+                value=f"n = {self.n}, beam_width = {self.beam_width}",
+                remedy="leave n and beam_width out",
+            )
         source = Source(str(self.path))
         object.__setattr__(self, "_num_requests", sum(1 for _ in self._rows(source)))
         object.__setattr__(self, "num_left_out", source.num_left_out)
@@ -73,6 +88,7 @@ class TraceFile(Generated):
             times: Iterator[float | None] = itertools.repeat(None)
         else:
             times = self.arrival_times()
+        format_: TraceFormat = self._format  # type: ignore[attr-defined]
         rows = self._rows(Source(str(self.path)))
         for number, (row, time) in enumerate(zip(rows, times, strict=False)):
             if time is None:
@@ -83,8 +99,8 @@ class TraceFile(Generated):
                 arrival=time,
                 prompt=tokens.take(row.num_prompt) if row.prompt is None else row.prompt,
                 output=tokens.take(row.num_output) if row.output is None else row.output,
-                n=max(self.n, row.n),
-                beam_width=self.beam_width or row.beam_width,
+                n=row.n if format_.tells_answers else self.n,
+                beam_width=row.beam_width if format_.tells_answers else self.beam_width,
                 priority=row.priority,
                 tenant=row.tenant,
             )

@@ -155,6 +155,8 @@ class TraceFormat(Protocol):
     """What it looks like, for those whose file was not recognized."""
     from_first: ClassVar[bool]
     """Its times are a calendar's or an arbitrary clock's: the first request arrives at 0."""
+    tells_answers: ClassVar[bool]
+    """It says how many answers each request has."""
 
     def matches(self, first_line: str) -> bool:
         """Whether a file that begins so is one of these."""

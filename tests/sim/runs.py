@@ -35,11 +35,16 @@ class Ended:
 
 
 def small_simulation(
-    *, num_blocks: int = 4096, block_size: int = 16, max_num_seqs: int = 64, budget: int = 1 << 16
+    *,
+    num_blocks: int = 4096,
+    block_size: int = 16,
+    max_num_seqs: int = 64,
+    budget: int = 1 << 16,
+    prefix_index: str = "radix",
 ) -> Simulation:
-    """A scheduler with a radix tree over a simulated executor."""
+    """A scheduler over a simulated executor."""
     scheduler = Scheduler(
-        KVManager(num_blocks, block_size),
+        KVManager(num_blocks, block_size, prefix_index),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=1 << 16,
