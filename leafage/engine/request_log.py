@@ -96,6 +96,7 @@ class RequestLog:
             limit = f"16 to {blake2b.MAX_KEY_SIZE} bytes"
             raise InvalidParameterError("the secret has the wrong length", value=len(secret), limit=limit)
         self.num_lost = 0
+        self._closed = False
         self._block_size = block_size
         self._plain_tenants = plain_tenants
         self._secret = secret or os.urandom(32)
@@ -119,12 +120,15 @@ class RequestLog:
 
     def close(self) -> None:
         """Write no more."""
-        self._metrics.on_finished = self._next
+        self._closed = True
+        if self._metrics.on_finished == self._finished:  # else somebody came later, and hands on to this
+            self._metrics.on_finished = self._next
         self._file.close()
 
     def _finished(self, request: Request, metrics: RequestMetrics) -> None:
         try:
-            self._write(self.line(request, metrics))
+            if not self._closed:
+                self._write(self.line(request, metrics))
         except (OSError, ValueError) as error:  # a full disk must not stop the engine
             self.num_lost += 1
             if self.num_lost == 1:
