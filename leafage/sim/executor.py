@@ -58,7 +58,8 @@ class SimExecutor:
             if not item.samples:
                 items.append(NOTHING)
                 continue
-            output = requests[item.request_id].output
+            request = requests[item.request_id]
+            output = request.output
             if item.params.beam_width is not None:
                 top = beam_row(output[0], item.samples[0].position, item.history[-1], item.top_k_logprobs)
                 items.append(ItemOutput([SampledToken(*top[0], rank=1, top=top)]))
@@ -67,13 +68,19 @@ class SimExecutor:
                 ItemOutput(
                     [
                         SampledToken(
-                            output[sample.position - item.num_prompt_tokens] + sample.index * SIBLING, 0.0
+                            _token(request, sample.index, sample.position - item.num_prompt_tokens), 0.0
                         )
                         for sample in item.samples
                     ]
                 )
             )
         return StepOutput(items)
+
+
+def _token(request: SimRequest, index: int, number: int) -> int:
+    if index and request.siblings:
+        return request.siblings[index - 1][number]
+    return request.output[number] + index * SIBLING
 
 
 NOTHING = ItemOutput()
