@@ -248,12 +248,18 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
 
 
 def build_simulation(
-    config: EngineConfig, hardware: Hardware, spec: LLMSpec, *, tensor_parallel: int = 1
+    config: EngineConfig,
+    hardware: Hardware,
+    spec: LLMSpec,
+    *,
+    tensor_parallel: int = 1,
+    fast_forward: bool = True,
 ) -> Simulation:
     """The engine that `config` describes, over a cost model of `spec` on `hardware` and a virtual clock.
 
     The KV pool takes what the device's memory leaves, unless the configuration sets its size. Settings of the
-    model's file and of this machine (model, compute, quantize, threads...) have no effect.
+    model's file and of this machine (model, compute, quantize, threads...) have no effect. Nor has
+    `fast_forward`, but for the time it takes: see `Simulation`.
 
     Raises:
         InvalidParameterError: the model does not fit, or a setting does not fit the pool.
@@ -283,7 +289,7 @@ def build_simulation(
         seed=config.seed or 0,
         observer=metrics,
     )
-    return Simulation(engine, clock, metrics, requests)
+    return Simulation(engine, clock, metrics, requests, fast_forward=fast_forward)
 
 
 def _scheduler(

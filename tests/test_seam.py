@@ -1,8 +1,7 @@
 """The seam between scheduler and executor: the same answers give the same decisions, whoever executes.
 
 The toy executor reads its answers back out of a paged cache; the replay executor has no cache at all and
-answers from a record, as a simulator does. Every batch must be equal, field by field. At the end the real
-model and the simulator's own executor do the same.
+answers from a record, as a simulator does. Every batch must be equal, field by field.
 """
 
 from __future__ import annotations
@@ -10,20 +9,9 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
-from typing import Any
 
-import pytest
-
-from leafage.build import Assets, assemble, build_simulation
-from leafage.calibration import spec_of
-from leafage.config import EngineConfig
 from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
 from leafage.core.protocols import Executor
-from leafage.core.request import Request
-from leafage.engine.engine import Engine
-from leafage.sim.hardware import Hardware
-from leafage.sim.simulation import params_of
-from leafage.sim.workload import SimRequest
 from tests.core.toy import Loop
 
 Decision = tuple[object, ...]
@@ -119,100 +107,3 @@ def test_both_executors_keep_the_protocol() -> None:
     executors: list[Executor] = [Loop(4, 4).executor, ReplayExecutor({})]
     for executor in executors:
         assert executor.execute(Batch()).items == []
-
-
-def workload(vocab_size: int) -> dict[int, list[SimRequest]]:
-    """By step of arrival: prompts with common heads, some drawn twice or three times."""
-    rng = random.Random(7)
-    heads = [[rng.randrange(vocab_size) for _ in range(30)] for _ in range(2)]
-    arrivals: dict[int, list[SimRequest]] = {}
-    for number in range(14):
-        prompt = rng.choice(heads)[: rng.randint(1, 30)]
-        prompt += [rng.randrange(vocab_size) for _ in range(rng.randint(1, 20))]
-        request = SimRequest(f"r{number}", 0.0, prompt, range(rng.randint(6, 24)), n=rng.choice([1, 1, 2, 3]))
-        arrivals.setdefault(2 * number, []).append(request)
-    return arrivals
-
-
-def drive_engine(
-    engine: Engine, arrivals: dict[int, list[SimRequest]], known: dict[str, SimRequest]
-) -> tuple[list[Decision], list[Request]]:
-    """Step an engine; returns what each batch said, and the requests."""
-    execute, trace, requests = engine.executor.execute, list[Decision](), list[Request]()
-
-    def watched(batch: Batch) -> StepOutput:
-        trace.append(decisions(batch))
-        return execute(batch)
-
-    engine.executor.execute = watched  # type: ignore[method-assign]
-    step = 0
-    while step <= max(arrivals) or engine.has_unfinished:
-        for request in arrivals.get(step, ()):
-            known[request.request_id] = request
-            params = params_of(request)
-            requests.append(engine.add_request(request.request_id, request.prompt, params))
-        engine.step()
-        engine.scheduler.kv.check()
-        step += 1
-    return trace, requests
-
-
-def with_answers(
-    arrivals: dict[int, list[SimRequest]], requests: list[Request]
-) -> dict[int, list[SimRequest]]:
-    """The same requests, with the tokens that the real model gave."""
-    answers = {
-        request.request_id: [seq.tokens[seq.num_prompt_tokens :] for seq in request.sequences]
-        for request in requests
-    }
-    return {
-        step: [
-            dataclasses.replace(
-                request,
-                output=answers[request.request_id][0],
-                siblings=answers[request.request_id][1:],
-            )
-            for request in arriving
-        ]
-        for step, arriving in arrivals.items()
-    }
-
-
-@pytest.mark.real_model
-@pytest.mark.parametrize(
-    ("preemption", "prefix_index"),
-    [("recompute", "radix"), ("swap", "radix"), ("auto", "radix"), ("auto", "none")],
-)
-def test_the_real_model_and_the_simulator_see_identical_batches(
-    assets: Assets, preemption: str, prefix_index: str
-) -> None:
-    config = EngineConfig(
-        block_size=4,
-        kv_cache_tokens=200,
-        max_model_len=128,
-        max_num_seqs=12,
-        max_num_batched_tokens=48,
-        preemption=preemption,
-        prefix_index=prefix_index,
-        swap_bytes=None if preemption == "recompute" else 40 * 4 * 23040,
-        pinned_share=0.0,
-        seed=3,
-        threads=1,
-    )
-    build = assemble(config, assets)
-    arrivals = workload(build.model.vocab_size)
-    trace, requests = drive_engine(build.engine, arrivals, {})
-    simulation = build_simulation(config, Hardware.load("h100"), spec_of(build))
-    # "auto" weighs costs: both sides are given the same.
-    simulation.engine.scheduler.admission.restore_cost = build.engine.scheduler.admission.restore_cost
-    known: Any = simulation._requests
-    replayed, _ = drive_engine(simulation.engine, with_answers(arrivals, requests), known)
-    assert len(replayed) == len(trace)
-    for step, (simulated, real) in enumerate(zip(replayed, trace, strict=True)):
-        assert simulated == real, f"step {step}"
-    counters = build.engine.scheduler.counters
-    assert counters.preemptions > 3, "the trace must exercise what it compares"
-    assert (counters.prefix_hits > 50) == (prefix_index == "radix")
-    assert (counters.swap_outs > 0) == (preemption != "recompute")
-    assert simulation.engine.scheduler.counters == counters
-    assert simulation.clock.now() > 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from leafage.core.beam import Beam
 from leafage.core.counters import SchedulerCounters
 from leafage.core.misses import note_miss
+from leafage.core.prefix_index import NoIndex
 from leafage.core.protocols import KV
 from leafage.core.request import Request
 from leafage.core.request import Sequence as Seq
@@ -163,6 +164,8 @@ class Admission:
         self.watermark = watermark
         self.max_preemptions = max_preemptions
         self._next_seq_id = 0
+        self.refused: Request | None = None
+        """Who was first in line and did not get in at the last try; None when memory was given back since."""
         self.released: list[int] = []
         """seq_ids whose per-sequence state the executor may drop."""
 
@@ -173,6 +176,7 @@ class Admission:
         was passed too often.
         """
         roster, policy = self.roster, self.roster.policy
+        self.refused = None
         if roster.num_seqs >= self.max_num_seqs:
             return None
         tries = MAX_TRIES if policy.skips_blocked else 1
@@ -181,10 +185,35 @@ class Admission:
                 continue
             if self.admit(request, step):
                 return request
+            self.refused = self.refused or request
             tries -= 1
             if tries == 0 or request.passed >= policy.max_passes:
                 break
         return None
+
+    def all_wait(self) -> bool:
+        """Whether nobody gets in as long as nobody comes or goes and those that run take what they need.
+
+        Once refused, a request stays refused while memory only shrinks: what running gangs may still ask for
+        at worst shrinks with it. With a prefix index it also depends on what is published: it is tried again.
+        """
+        roster, policy = self.roster, self.roster.policy
+        if not roster.waiting:
+            return True
+        if roster.waiting[0].priority < roster.running[-1].priority:
+            return False  # it might take from those that run
+        if roster.num_seqs >= self.max_num_seqs:
+            return True
+        if not policy.steady or policy.skips_blocked:
+            return False
+        request = next(policy.order(roster.waiting), None)
+        if request is not self.refused or request is None or isinstance(self.kv.index, NoIndex):
+            return request is self.refused
+        if roster.num_seqs + request.params.num_sequences > self.max_num_seqs:
+            return True
+        return not request.swapped and not self.kv.fits_without(
+            [], request, *self._terms(request, roster.running)
+        )
 
     def make_way(self, step: int, budget: int) -> None:
         """Admit waiting requests of a higher class than some that run, at their expense if need be.
@@ -335,6 +364,7 @@ class Admission:
 
     def leave(self, seq: Seq, *, keep_tail: bool) -> None:
         """Take a sequence's blocks back, see `KVManager.release`."""
+        self.refused = None
         self.kv.release(seq, keep_tail=keep_tail)
         self.released.append(seq.seq_id)
 

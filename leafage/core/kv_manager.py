@@ -16,7 +16,6 @@ The invariants, asserted by `check()`:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from leafage.core.batch import Copy
@@ -33,7 +32,7 @@ from leafage.core.protocols import PrefixIndex, SwapSpace
 from leafage.core.radix_tree import RadixTree
 from leafage.core.request import Request, Sequence
 from leafage.core.swap import Swap, SwapSlots
-from leafage.core.usage import Duplicates, Usage, paged_usage
+from leafage.core.usage import Duplicates, Usage, advance_paged_usage, paged_usage
 from leafage.errors import InvalidParameterError
 
 INDEXES: dict[str, Callable[[int], PrefixIndex]] = {
@@ -150,6 +149,10 @@ class KVManager:
         """Where the slots are."""
         return paged_usage(self, running)
 
+    def advance_usage(self, usage: Usage, num_written: int, grown: list[tuple[Request, Sequence]]) -> None:
+        """The same one decode step later, see `advance_paged_usage`."""
+        advance_paged_usage(self, usage, num_written, grown)
+
     def reset_prefix_cache(self) -> int:
         """Evict everything that only the index holds; returns how many blocks that freed."""
         before = self.num_free
@@ -263,7 +266,7 @@ class KVManager:
         When that is nothing, the last token runs once more, without writing its K/V.
         """
         seq.index_node = node
-        seq.num_published = num_blocks
+        seq.num_published = seq.num_offered = num_blocks
         seq.write_from = num_blocks * self.block_size
         seq.num_computed = seq.num_planned = min(seq.write_from, len(seq.tokens) - 1)
 
@@ -340,12 +343,12 @@ class KVManager:
     def can_grow(self, members: list[Sequence]) -> bool:
         """Whether all members can get room for all their known tokens, copies-on-write included."""
         need = 0
-        writers: Counter[int] = Counter()
+        writers: dict[int, int] = {}
         for seq in members:
             need += max(0, self.blocks_for(len(seq.tokens)) - len(seq.block_table))
             block = self._shared_block(seq)
             if block is not None:
-                writers[block] += 1
+                writers[block] = writers.get(block, 0) + 1
         for block, count in writers.items():
             need += count - (count == self.store.owners(block))  # the last owner writes in place
         return need <= self.num_available
@@ -383,7 +386,7 @@ class KVManager:
         child.block_table = list(parent.block_table)
         child.num_computed = child.num_planned = parent.num_computed
         child.write_from = parent.write_from
-        child.num_published = parent.num_published
+        child.num_published, child.num_offered = parent.num_published, parent.num_offered
         child.index_node = parent.index_node
         self._attached[child.seq_id] = child
         if self.duplicates is not None:
@@ -400,6 +403,7 @@ class KVManager:
         size = self.block_size
         index = seq.num_published
         node = self.node_of(seq)
+        seq.num_offered = end // size
         if self.duplicates is not None:
             self.duplicates.extend(seq, end)
         if node.detached:
@@ -430,7 +434,7 @@ class KVManager:
         for block in reversed(seq.block_table):
             self.store.drop(block)
         seq.block_table = []
-        seq.num_published = 0
+        seq.num_published = seq.num_offered = 0
         seq.index_node = None
         seq.write_from = 0
         del self._attached[seq.seq_id]

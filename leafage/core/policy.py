@@ -45,6 +45,9 @@ class Policy(ABC):
     skips_blocked = False
     """Whether others are tried when the first one does not fit, unless it was passed too often."""
 
+    steady = False
+    """Whether the order stays as it is while nobody comes or goes, whatever is computed and cached."""
+
     def __init__(self, kv: KV, max_passes: int = MAX_PASSES) -> None:
         self.kv = kv
         self.max_passes = max_passes
@@ -65,6 +68,8 @@ class Policy(ABC):
 
 class Fcfs(Policy):
     """First come, first served. Nothing is ever passed: all wait behind a request that does not fit yet."""
+
+    steady = True
 
     def order(self, waiting: Sequence[Request]) -> Iterator[Request]:
         return iter(waiting)
@@ -155,6 +160,8 @@ class DepthFirst(KeyOrder):
     with a common prefix follow each other. Optimal for a fixed set of requests (Zheng et al., theorem 3.1).
     """
 
+    steady = True
+
     def __init__(self, kv: KV, max_passes: int = MAX_PASSES) -> None:
         super().__init__(kv, max_passes)
         self._last: dict[int, tuple[int, Any, int, Request]] = {}
@@ -175,6 +182,8 @@ class DepthFirst(KeyOrder):
 
 class ShortestPrompt(KeyOrder):
     """The shortest prompt first."""
+
+    steady = True
 
     def key(self, request: Request) -> int:
         return len(request.prompt_token_ids)
@@ -254,6 +263,8 @@ class Static(Policy):
     that batches (Kwon et al., SOSP 2023, section 6.1): a baseline. Padding, and that answers come out only
     with the whole batch, are not modelled.
     """
+
+    steady = True
 
     def __init__(self, kv: KV, max_passes: int = MAX_PASSES) -> None:
         super().__init__(kv, max_passes)

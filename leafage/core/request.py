@@ -56,6 +56,7 @@ class Sequence:
         cache_salt: the request's.
         write_from: K/V of earlier positions is in attached blocks and must not be written.
         num_published: leading blocks of the table that the prefix index knows.
+        num_offered: leading blocks that it was given, whether it keeps them or not.
         index_node: the node of the last of them, None before the first; a detached one: publish nothing.
         claim: the block (parent node number, tokens) it computes next, for others to wait for.
         swap_slots: where its first blocks are while it is swapped out.
@@ -76,6 +77,7 @@ class Sequence:
     cache_salt: str = ""
     write_from: int = 0
     num_published: int = 0
+    num_offered: int = 0
     index_node: Node | None = None
     claim: tuple[int, Key] | None = None
     swap_slots: list[int] = field(default_factory=list)
@@ -157,6 +159,11 @@ class Request:
     def ready(self) -> bool:
         """Whether all live sequences have at most their last known token to compute."""
         return all(len(seq.tokens) - seq.num_computed <= 1 for seq in self.live)
+
+    @property
+    def ends_by_length(self) -> bool:
+        """Whether only max_tokens ends its sequences, unless a StopCheck does: no stop ids, no beams."""
+        return not self.eos_token_ids and not self.params.stop_token_ids and self.beams is None
 
     @property
     def swapped(self) -> bool:

@@ -180,6 +180,12 @@ class ReservedKVManager:
         usage.duplicates = self._duplicates.num_blocks * size
         return usage
 
+    def advance_usage(self, usage: Usage, num_written: int, grown: list[tuple[Request, Sequence]]) -> None:
+        """The same one decode step later, in which running sequences wrote so many more slots."""
+        usage.stored += num_written
+        usage.reservation -= num_written
+        usage.duplicates = self._duplicates.num_blocks * self.block_size
+
     def reset_prefix_cache(self) -> int:
         """There is none: frees 0 blocks."""
         return 0
@@ -312,7 +318,7 @@ class ReservedKVManager:
         self._num_members[child.request_id] += 1
         child.block_table = list(run[: len(parent.block_table)])
         child.num_computed = child.num_planned = parent.num_computed
-        child.num_published = parent.num_published
+        child.num_offered = parent.num_offered
         self._attached[child.seq_id] = self._copied[child.seq_id] = child
         self._duplicates.fork(parent, child)
         for index in range(self.blocks_for(parent.num_computed)):
@@ -323,7 +329,7 @@ class ReservedKVManager:
     def publish(self, seq: Sequence, end: int) -> None:
         """Count the full blocks of `tokens[:end]` that others hold as well."""
         self._duplicates.extend(seq, end)
-        seq.num_published = end // self.block_size
+        seq.num_offered = end // self.block_size
 
     def hang_tail(self, seq: Sequence) -> None:
         """There is no index to hang it in."""
@@ -348,7 +354,7 @@ class ReservedKVManager:
             self._give_back([run])
         self._duplicates.remove(seq)
         seq.block_table = []
-        seq.num_published = 0
+        seq.num_offered = 0
         seq.write_from = 0
         del self._attached[seq.seq_id]
 

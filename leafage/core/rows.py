@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from leafage.core.batch import Item, ItemOutput, Logits, Sample, SampledToken, StepOutput
 from leafage.core.protocols import KV, StopCheck
-from leafage.core.request import FinishKind, FinishReason, Request, Sequence, derive
+from leafage.core.request import Delta, FinishKind, FinishReason, Request, Sequence, derive
+
+LAST = Logits.LAST  # every decode row asks for it, and members of an Enum are slow to find
+NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -25,25 +28,23 @@ def build_item(chunk: Chunk) -> Item:
     A prompt's last row draws for all sequences of the gang at once; their seeds differ.
     """
     request, seq, start, end = chunk.request, chunk.seq, chunk.start, chunk.end
-    params = request.params
-    tokens = seq.tokens
-    samples: list[Sample] = []
-    logits = Logits.NONE
+    params, tokens = request.params, seq.tokens
     top_k = params.logprobs or 0
     if request.beams is not None:
         top_k = max(top_k, request.beams.num_candidates)
     if end == len(tokens) and request.pin is None:
-        logits = Logits.LAST
-        samples.append(Sample(seq.index, end, seq.seed))
+        logits, samples = LAST, [Sample(seq.index, end, seq.seed)]
         if request.num_unforked and len(request.sequences) == 1:
             samples += [Sample(i, end, derive(request.seed, i)) for i in range(1, 1 + request.num_unforked)]
+    else:
+        logits, samples = Logits.NONE, []
     if params.prompt_logprobs is not None and seq.index == 0:
         last_row = min(end, seq.num_prompt_tokens - 1)
         if request.num_prompt_logprobs < last_row:
             logits = Logits.ALL
             top_k = max(top_k, params.prompt_logprobs)
-    banned: frozenset[int] = frozenset()
-    if samples and params.min_tokens > len(tokens) - seq.num_prompt_tokens:
+    banned = NOTHING
+    if params.min_tokens and samples and params.min_tokens > len(tokens) - seq.num_prompt_tokens:
         banned = request.eos_token_ids.union(params.stop_token_ids)
     return Item(
         seq.seq_id,
@@ -70,6 +71,19 @@ def new_prompt_logprobs(chunk: Chunk, result: ItemOutput) -> list[SampledToken]:
     new = [result.prompt_logprobs[row - chunk.start] for row in rows if row >= done]
     request.num_prompt_logprobs = max(done, rows.stop)
     return new
+
+
+def last_deltas(request: Request, reason: FinishReason) -> list[Delta]:
+    """What is said of a request that ends early: of its answers that have not ended before."""
+    params = request.params
+    num_answers = params.n if request.beams is not None else params.num_sequences
+    ended = {seq.index for seq in request.sequences if seq.finish is not None}
+    cached = request.num_cached or 0
+    return [
+        Delta(request.request_id, i, [], reason, num_cached=cached)
+        for i in range(num_answers)
+        if i not in ended
+    ]
 
 
 def discard_untrusted(

@@ -25,7 +25,14 @@ from leafage.core.policy import MAX_PASSES, PolicyMaker, make_policy
 from leafage.core.protocols import KV, StopCheck
 from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
 from leafage.core.roster import Roster
-from leafage.core.rows import Chunk, build_item, discard_untrusted, finish_reason, new_prompt_logprobs
+from leafage.core.rows import (
+    Chunk,
+    build_item,
+    discard_untrusted,
+    finish_reason,
+    last_deltas,
+    new_prompt_logprobs,
+)
 from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError, LeafageError, RequestError
 
@@ -82,7 +89,8 @@ class Scheduler:
             restore_cost=restore_cost or RestoreCost(),
         )
         self._next_arrival = 0
-        self._step = 0
+        self.step = 0
+        """Number of the last step."""
         self._in_flight: Batch | None = None
         self._chunks: list[Chunk] = []  # what the batch in flight computes, item by item
         self._aborting: list[str] = []
@@ -92,6 +100,11 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         return len(self.roster) > 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is in flight."""
+        return self._in_flight is not None
 
     @property
     def num_running(self) -> int:
@@ -154,12 +167,12 @@ class Scheduler:
     def schedule(self) -> Batch:
         """The next batch. `update` or `fail` must follow with its result, whether it has work or not."""
         assert self._in_flight is None, "update or fail the previous batch first"
-        self._step += 1
+        self.step += 1
         self.counters.steps += 1
-        self.kv.begin_step(self._step)
+        self.kv.begin_step(self.step)
         chunks: list[Chunk] = []
         num_preemptions = self.counters.preemptions
-        self.admission.make_way(self._step, self.max_num_batched_tokens)
+        self.admission.make_way(self.step, self.max_num_batched_tokens)
         budget, prefilling = self._schedule_decodes(chunks, self.max_num_batched_tokens)
         if prefilling or self.roster.waiting:
             prompts: list[Chunk] = []
@@ -184,7 +197,7 @@ class Scheduler:
         for request in self.roster.running[:]:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted by an earlier one
-            if request.visited == self._step and request.swapped:
+            if request.visited == self.step and request.swapped:
                 continue  # just admitted: its blocks arrive in this step
             if request.prefilling:
                 prefilling.append(request)
@@ -195,9 +208,9 @@ class Scheduler:
             spent = spent or len(members) > budget
             if spent:
                 continue
-            request.visited = self._step
+            request.visited = self.step
             if len(request.sequences) > 1 or len(members[0].block_table) * size < len(members[0].tokens):
-                if not self.admission.make_room(request, members, self._step):
+                if not self.admission.make_room(request, members, self.step):
                     continue
                 for seq in members:
                     kv.grow(seq, len(seq.tokens))
@@ -210,7 +223,7 @@ class Scheduler:
         kv, size = self.kv, self.kv.block_size
         for seq in members:
             end = len(seq.tokens)
-            if end // size > seq.num_published:
+            if end // size > seq.num_offered:
                 kv.publish(seq, end)
             seq.num_planned = end
             chunks.append(Chunk(request, seq, seq.num_computed, end))
@@ -222,9 +235,9 @@ class Scheduler:
                 break
             if request.status is not RequestStatus.RUNNING:
                 continue
-            request.visited = self._step
+            request.visited = self.step
             members = request.live
-            if self.admission.make_room(request, members, self._step):
+            if self.admission.make_room(request, members, self.step):
                 for seq in members:
                     self.kv.grow(seq, len(seq.tokens))
                 others = i + 1 < len(prefilling) or bool(self.roster.waiting)
@@ -297,7 +310,7 @@ class Scheduler:
 
     def _admit(self, chunks: list[Chunk], budget: int) -> int:
         """Admit waiting requests in the policy's order while they fit. Returns the budget left."""
-        while budget > 0 and (request := self.admission.admit_next(self._step)) is not None:
+        while budget > 0 and (request := self.admission.admit_next(self.step)) is not None:
             if not request.swapped:  # else its blocks arrive in this step
                 budget -= self._plan_prompt(request, chunks, budget, bool(self.roster.waiting))
         return budget
@@ -329,7 +342,10 @@ class Scheduler:
                 self._pin(request, seq, request.pin)
                 continue
             if draws and request.beams is None:
-                self._append(request, seq, result.sampled, prompt_logprobs, deltas)
+                new = self._append(request, seq, result.sampled)
+                if prompt_logprobs:
+                    new[0].prompt_logprobs = prompt_logprobs
+                deltas += new
                 continue
             if draws:
                 rows.setdefault(request.request_id, []).append(result.sampled[0])
@@ -352,31 +368,27 @@ class Scheduler:
         else:
             self.admission.restart(request)
 
-    def _append(
-        self,
-        request: Request,
-        seq: Sequence,
-        sampled: list[SampledToken],
-        prompt_logprobs: list[SampledToken],
-        deltas: list[Delta],
-    ) -> None:
+    def _append(self, request: Request, seq: Sequence, sampled: list[SampledToken]) -> list[Delta]:
         """The sequence (and, after a prompt, its new siblings) got a token each."""
-        members = [seq]
-        if len(sampled) > 1:
-            members += [self.admission.fork(request, seq) for _ in sampled[1:]]
         self.counters.generated_tokens += len(sampled)
-        ended = None
-        for member, token in zip(members, sampled, strict=True):
-            member.finish = finish = finish_reason(request, member, token.token_id, self.stop_check)
-            member.tokens.append(token.token_id)
-            cached = request.num_cached or 0
-            deltas.append(Delta(request.request_id, member.index, [token], finish, prompt_logprobs, cached))
-            prompt_logprobs = []
-            if finish is not None:
-                ended = finish
-                self.admission.leave(member, keep_tail=True)
-        if ended is not None and not request.live:
-            self._finish(request, ended)
+        if len(sampled) == 1:
+            return [self._draw(request, seq, sampled[0])]
+        members = [seq] + [self.admission.fork(request, seq) for _ in sampled[1:]]
+        return [self._draw(request, *drawn) for drawn in zip(members, sampled, strict=True)]
+
+    def _draw(self, request: Request, seq: Sequence, token: SampledToken) -> Delta:
+        finish = finish_reason(request, seq, token.token_id, self.stop_check)
+        seq.tokens.append(token.token_id)
+        if finish is not None:
+            self.retire(request, seq, finish)
+        return Delta(request.request_id, seq.index, [token], finish, num_cached=request.num_cached or 0)
+
+    def retire(self, request: Request, seq: Sequence, reason: FinishReason) -> None:
+        """The sequence drew its last token; with the last sequence the request ends."""
+        seq.finish = reason
+        self.admission.leave(seq, keep_tail=True)
+        if not request.live:
+            self._finish(request, reason)
 
     def _advance_beams(self, request_id: str, rows: list[SampledToken], deltas: list[Delta]) -> None:
         """All beams of a request gave their rows: go on with the best continuations, or end."""
@@ -454,19 +466,11 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> list[Delta]:
         """End all live sequences of a request, running or waiting. An aborted one is not reported."""
-        params = request.params
-        num_answers = params.n if request.beams is not None else params.num_sequences
-        ended = {seq.index for seq in request.sequences if seq.finish is not None}
+        deltas = last_deltas(request, reason)
         for seq in request.live:
             if request.status is RequestStatus.RUNNING:
                 self.admission.leave(seq, keep_tail=reason.kind is FinishKind.ABORT)
             seq.finish = reason
-        cached = request.num_cached or 0
-        deltas = [
-            Delta(request.request_id, i, [], reason, num_cached=cached)
-            for i in range(num_answers)
-            if i not in ended
-        ]
         self._finish(request, reason)
         return [] if request.pin is not None or request.request_id in self._aborting else deltas
 

@@ -89,12 +89,20 @@ def paged_usage(kv: KVManager, running: Iterable[Request]) -> Usage:
             internal += beyond
     usage.reservation += unwritten - internal
     usage.internal += internal
-    store = kv.store
-    of_copies = {block for copy in kv.copies for block in (copy.src, copy.dst)}
-    copied = [block for block in of_copies if _only_copied(store, block)]
-    copied_pinned = sum(block in store.pinned for block in copied)
-    pinned = store.num_only_pinned + copied_pinned
-    cached = len(copied) - copied_pinned
+    _add_rest(usage, kv)
+    return usage
+
+
+def _add_rest(usage: Usage, kv: KVManager) -> None:
+    """All that does not depend on single sequences, after `reservation` and `internal`."""
+    store, size = kv.store, kv.block_size
+    pinned, cached = store.num_only_pinned, 0
+    if kv.copies:
+        of_copies = {block for copy in kv.copies for block in (copy.src, copy.dst)}
+        copied = [block for block in of_copies if _only_copied(store, block)]
+        copied_pinned = sum(block in store.pinned for block in copied)
+        pinned += copied_pinned
+        cached = len(copied) - copied_pinned
     usage.pinned = pinned * size
     usage.cached = (kv.num_cached + cached) * size
     usage.free = kv.num_free * size
@@ -102,7 +110,21 @@ def paged_usage(kv: KVManager, running: Iterable[Request]) -> Usage:
     usage.stored = active * size - usage.reservation - usage.internal  # shared ones once
     if kv.duplicates is not None:
         usage.duplicates = kv.duplicates.num_blocks * size
-    return usage
+
+
+def advance_paged_usage(
+    kv: KVManager, usage: Usage, num_written: int, grown: Iterable[tuple[Request, Sequence]]
+) -> None:
+    """Make the usage of a step that of the next one, in which running sequences wrote so many more slots and
+    some got a block each. O(those)."""
+    size = kv.block_size
+    usage.reservation -= num_written
+    for request, seq in grown:
+        beyond = len(seq.block_table) * size - num_computable(request)
+        lost = min(max(beyond, 0), size)
+        usage.internal += lost
+        usage.reservation += size - lost
+    _add_rest(usage, kv)
 
 
 def _only_copied(store: BlockStore, block: int) -> bool:
@@ -172,17 +194,22 @@ class Duplicates:
 
     def extend(self, seq: Sequence, end: int) -> None:
         """The blocks of `seq.tokens[:end]` that are full hold their K/V."""
-        size = self.block_size
-        path = self._paths.setdefault(seq.seq_id, [])
-        while (len(path) + 1) * size <= end:
-            index = len(path)
-            above: int | str = path[-1][0].number if path else seq.cache_salt
+        size, nodes = self.block_size, self._nodes
+        path = self._paths.get(seq.seq_id)
+        if path is None:
+            path = self._paths[seq.seq_id] = []
+        above: int | str = path[-1][0].number if path else seq.cache_salt
+        for index in range(len(path), end // size):
             key = (above, tuple(seq.tokens[index * size : (index + 1) * size]))
-            node = self._nodes.get(key)
+            block = seq.block_table[index]
+            node = nodes.get(key)
             if node is None:
-                self._next += 1
-                node = self._nodes[key] = _Node(self._next, key)
-            self._hold(path, node, seq.block_table[index])
+                self._next = above = self._next + 1
+                node = nodes[key] = _Node(above, key, block)
+                path.append((node, block))
+            else:
+                above = node.number
+                self._hold(path, node, block)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` has the tokens of `parent`, in its own blocks or in the same ones."""
@@ -195,11 +222,13 @@ class Duplicates:
     def remove(self, seq: Sequence) -> None:
         """The sequence gives its blocks back."""
         for node, block in self._paths.pop(seq.seq_id, ()):
-            node.blocks[block] -= 1
-            if node.blocks[block] == 0:
-                del node.blocks[block]
-                self.num_blocks -= bool(node.blocks)
-            if not node.blocks:
+            blocks = node.blocks
+            count = blocks.pop(block) - 1
+            if count:
+                blocks[block] = count
+            elif blocks:
+                self.num_blocks -= 1
+            else:
                 del self._nodes[node.key]
 
     def _hold(self, path: list[tuple[_Node, int]], node: _Node, block: int) -> None:
@@ -215,7 +244,7 @@ class _Node:
 
     __slots__ = ("blocks", "key", "number")
 
-    def __init__(self, number: int, key: tuple[int | str, tuple[int, ...]]) -> None:
+    def __init__(self, number: int, key: tuple[int | str, tuple[int, ...]], block: int) -> None:
         self.number = number
         self.key = key
-        self.blocks: dict[int, int] = {}
+        self.blocks = {block: 1}

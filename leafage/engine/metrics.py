@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leafage.core.batch import Batch
 from leafage.core.protocols import Clock
-from leafage.core.request import Delta, Request
+from leafage.core.request import Delta, Request, RequestStatus
 from leafage.core.usage import KINDS, Usage, UsageSeconds
 
 if TYPE_CHECKING:
@@ -123,9 +123,8 @@ class EngineMetrics:
             self._num_seqs = roster.num_seqs
 
     def stepped(self, batch: Batch, deltas: list[Delta]) -> None:
-        now = self.last_step_time = self.clock.now()
-        self.busy_seconds += now - self._step_began
-        self.usage_seconds.add(self._usage, self._num_seqs, now - self._step_began)
+        now = self._weigh(self._usage, self._num_seqs, self._step_began)
+        ended: dict[str, None] = {}
         for delta in deltas:
             entry = self._live.get(delta.request_id)
             if entry is None:
@@ -137,7 +136,31 @@ class EngineMetrics:
                 if metrics.first_token_time is None:
                     metrics.first_token_time = now
             if delta.finish is not None and not request.live:
-                self._ended(delta.request_id, now)
+                ended[delta.request_id] = None  # its siblings may still come
+        for request_id in ended:
+            self._ended(request_id, now)
+
+    def forwarded(self, usage: Usage, began: float) -> None:
+        """A step of a fast-forward (`core.fast_forward`) is over. What was drawn is told at its end."""
+        num_seqs = 0 if self._scheduler is None else self._scheduler.roster.num_seqs
+        self._weigh(usage, num_seqs, began)
+
+    def forward_ended(self, drawn: Iterable[tuple[Request, int]]) -> None:
+        """A fast-forward is over: tokens that each request drew in it, the last of them just now."""
+        now = self.clock.now()
+        for request, num_tokens in drawn:
+            metrics = self._live[request.request_id][1]
+            metrics.num_generation_tokens += num_tokens
+            metrics.last_token_time = now
+            if request.status is RequestStatus.FINISHED:
+                self._ended(request.request_id, now)
+
+    def _weigh(self, usage: Usage, num_seqs: int, began: float) -> float:
+        """Count the time of a step that ends now, returns it."""
+        now = self.last_step_time = self.clock.now()
+        self.busy_seconds += now - began
+        self.usage_seconds.add(usage, num_seqs, now - began)
+        return now
 
     def aborted(self, request_id: str) -> None:
         if request_id in self._live:

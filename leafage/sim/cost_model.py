@@ -58,6 +58,18 @@ def load_of(batch: Batch) -> Load:
     return Load(tokens, rows, pairs, context, moved, copied, len(batch.items), decode_context)
 
 
+def decode_load(num_seqs: int, context: int) -> Load:
+    """The work of a step in which sequences with `context` tokens in all decode one token each."""
+    return Load(
+        tokens=num_seqs,
+        rows=num_seqs,
+        pairs=context,
+        context=context,
+        items=num_seqs,
+        decode_context=context,
+    )
+
+
 class CostModel:
     """Seconds of a batch on one device, or on `tensor_parallel` linked ones that share the model.
 

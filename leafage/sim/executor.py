@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
+from leafage.core.request import Sequence
 from leafage.sim.beam_rows import beam_row
+from leafage.sim.cost_model import Load, load_of
 from leafage.sim.workload import SimRequest
 
 
@@ -30,9 +32,9 @@ class VirtualClock:
 
 
 class StepCost(Protocol):
-    """Seconds of a batch."""
+    """What a step takes, by its work."""
 
-    def seconds(self, batch: Batch) -> float: ...
+    def seconds_of(self, load: Load) -> float: ...
 
 
 class SimExecutor:
@@ -51,36 +53,34 @@ class SimExecutor:
         self._requests = requests
 
     def execute(self, batch: Batch) -> StepOutput:
-        self._clock.advance(self._cost_model.seconds(batch))
+        self.forward(load_of(batch))
         requests = self._requests
         items: list[ItemOutput] = []
         for item in batch.items:
             if not item.samples:
                 items.append(NOTHING)
                 continue
-            request = requests[item.request_id]
-            output = request.output
+            output, start = requests[item.request_id].output, item.num_prompt_tokens
             if item.params.beam_width is not None:
                 top = beam_row(output[0], item.samples[0].position, item.history[-1], item.top_k_logprobs)
                 items.append(ItemOutput([SampledToken(*top[0], rank=1, top=top)]))
                 continue
-            items.append(
-                ItemOutput(
-                    [
-                        SampledToken(
-                            _token(request, sample.index, sample.position - item.num_prompt_tokens), 0.0
-                        )
-                        for sample in item.samples
-                    ]
-                )
-            )
+            sampled = []
+            for sample in item.samples:
+                token_id = output[sample.position - start] + sample.index * SIBLING
+                sampled.append(SampledToken(token_id, 0.0))
+            items.append(ItemOutput(sampled))
         return StepOutput(items)
 
+    def next_tokens(self, seq: Sequence, count: int) -> list[int]:
+        """The next so many tokens that a sequence will draw."""
+        start = len(seq.tokens) - seq.num_prompt_tokens
+        tokens = self._requests[seq.request_id].output[start : start + count]
+        return [token + seq.index * SIBLING for token in tokens] if seq.index else list(tokens)
 
-def _token(request: SimRequest, index: int, number: int) -> int:
-    if index and request.siblings:
-        return request.siblings[index - 1][number]
-    return request.output[number] + index * SIBLING
+    def forward(self, load: Load) -> None:
+        """Take the time of a step with this work."""
+        self._clock.advance(self._cost_model.seconds_of(load))
 
 
 NOTHING = ItemOutput()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
+from leafage.core.fast_forward import FastForward
 from leafage.core.request import Request
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine.engine import Engine
 from leafage.engine.metrics import EngineMetrics, RequestMetrics
 from leafage.errors import LeafageError
-from leafage.sim.executor import VirtualClock
+from leafage.sim.cost_model import decode_load
+from leafage.sim.executor import SimExecutor, VirtualClock
 from leafage.sim.result import Records, SimResult
 from leafage.sim.timeline import Timeline
 from leafage.sim.workload import SimRequest, Workload
@@ -25,6 +28,7 @@ class Simulation:
         clock: the executor's.
         metrics: the engine's observer.
         requests: those that are unfinished, by id; filled and emptied here.
+        fast_forward: take quiet steps together (`core.fast_forward`). Results are the same, to the last bit.
     """
 
     def __init__(
@@ -33,8 +37,13 @@ class Simulation:
         clock: VirtualClock,
         metrics: EngineMetrics,
         requests: dict[str, SimRequest],
+        *,
+        fast_forward: bool = True,
     ) -> None:
         self.engine = engine
+        self.fast_forward = fast_forward
+        assert isinstance(engine.executor, SimExecutor)
+        self._executor = engine.executor
         self.clock = clock
         self.metrics = metrics
         self._requests = requests
@@ -69,9 +78,9 @@ class Simulation:
                 self._add(request, arrivals)
             if not engine.has_unfinished:
                 continue
-            engine.step()
-            if clock.now() >= self._timeline.next_time:
-                self._take_point()
+            if not (self.fast_forward and self._forward(min(arrivals.next_time, until))):
+                engine.step()
+                self._stepped()
             if self._ended:
                 for request in self._ended:
                     arrivals.follow(workload.finished(request, clock.now()))
@@ -90,6 +99,22 @@ class Simulation:
             swap_counters=engine.scheduler.kv.swap.counters,
             timeline=self._timeline,
         )
+
+    def _forward(self, until: float) -> bool:
+        """Quiet steps, up to the one that ends at `until` or later. False: the next step is not quiet."""
+        ahead = FastForward(self.engine.scheduler, self._executor.next_tokens)
+        began = self.clock.now()
+        while began < until and ahead.step():
+            self._executor.forward(decode_load(ahead.num_seqs, ahead.context))
+            self.metrics.forwarded(ahead.usage, began)
+            self._stepped()
+            began = self.clock.now()
+        self.metrics.forward_ended(ahead.end())
+        return ahead.num_steps > 0
+
+    def _stepped(self) -> None:
+        if self.clock.now() >= self._timeline.next_time:
+            self._take_point()
 
     def _take_point(self) -> None:
         scheduler = self.engine.scheduler
@@ -125,13 +150,12 @@ class Simulation:
 
 def params_of(request: SimRequest) -> SamplingParams:
     """Parameters under which the engine generates exactly the answer of the trace."""
-    return SamplingParams(
-        n=request.n,
-        beam_width=request.beam_width,
-        temperature=1.0,
-        max_tokens=len(request.output),
-        ignore_eos=True,
-    )
+    return _params(request.n, request.beam_width, len(request.output))
+
+
+@lru_cache(4096)
+def _params(n: int, beam_width: int | None, max_tokens: int) -> SamplingParams:
+    return SamplingParams(n=n, beam_width=beam_width, temperature=1.0, max_tokens=max_tokens, ignore_eos=True)
 
 
 class Arrivals:

@@ -45,7 +45,7 @@ def test_r3_4_neither_the_block_size_nor_the_order_of_blocks_changes_a_token(
     loop = Loop(num_blocks, block_size, block_order=order)
     ids = []
     for arrival in (0, 0, 3, 4, 9, 15):
-        while loop.scheduler._step < arrival:
+        while loop.scheduler.step < arrival:
             loop.step()
         number = len(ids)
         ids.append(

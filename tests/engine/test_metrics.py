@@ -33,6 +33,10 @@ def test_times_in_order(make_rig: MakeRig) -> None:
     assert (m.queue_time, m.time_to_first_token, m.time_per_output_token, m.e2e_latency) == (1, 2, 2, 12)
 
 
+def test_siblings_that_end_in_one_step_are_all_counted(make_rig: MakeRig) -> None:
+    assert finished(make_rig("hello"), "r", n=3).num_generation_tokens == 3 * 6
+
+
 def test_what_has_not_happened_is_none() -> None:
     m = RequestMetrics(1.0)
     assert (m.queue_time, m.time_to_first_token, m.time_per_output_token, m.e2e_latency) == (None,) * 4

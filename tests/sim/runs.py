@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leafage.core.batch import Batch
 from leafage.core.kv_manager import KVManager
 from leafage.core.request import Request
 from leafage.core.scheduler import Scheduler
 from leafage.engine.engine import Engine
 from leafage.engine.metrics import EngineMetrics, RequestMetrics
+from leafage.sim.cost_model import Load
 from leafage.sim.executor import SimExecutor, VirtualClock
 from leafage.sim.result import SimResult
 from leafage.sim.simulation import Simulation
@@ -21,7 +21,7 @@ STEP = 0.1
 class FixedCost:
     """Every step takes as long."""
 
-    def seconds(self, batch: Batch) -> float:
+    def seconds_of(self, load: Load) -> float:
         return STEP
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from leafage.core.batch import Batch
 from leafage.core.protocols import KV
 from leafage.core.scheduler import Scheduler
 from leafage.engine.engine import Engine
+from leafage.sim.cost_model import Load
 from leafage.sim.executor import SimExecutor, VirtualClock
 from leafage.sim.simulation import params_of
 from leafage.sim.workload import SimRequest
@@ -16,7 +16,7 @@ from leafage.sim.workload import SimRequest
 class _OneSecond:
     """Every step takes one second."""
 
-    def seconds(self, batch: Batch) -> float:
+    def seconds_of(self, load: Load) -> float:
         return 1.0
 
 
