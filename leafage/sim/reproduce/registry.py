@@ -14,6 +14,7 @@ from leafage.sim.reproduce import (
     pitfalls,
     section_1,
     section_6,
+    sharing_gains,
 )
 from leafage.sim.reproduce.demo import Demo
 
@@ -24,6 +25,7 @@ DEMOS: tuple[Demo, ...] = (
     *code_01.DEMOS,
     *code_02.DEMOS,
     *code_03.DEMOS,
+    *sharing_gains.DEMOS,
     *code_04.DEMOS,
     *section_6.DEMOS,
     *code_05_tree.DEMOS,
