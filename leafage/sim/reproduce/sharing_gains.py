@@ -42,6 +42,7 @@ class BlocksSaved:
         self._inner: Observer = simulation.engine.observer
         self._kv: KV = simulation.engine.scheduler.kv
         simulation.engine.observer = self
+        simulation.fast_forward = False  # steps that are taken together are not shown
         self._num_steps = self._held = self._separate = 0
 
     @property
