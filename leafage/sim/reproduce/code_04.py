@@ -105,13 +105,10 @@ def engines(results: Results) -> Outcome:
         text = f"rate {rate:g}: preemptions"
         checks.append(Check.band(text, recompute.counters.preemptions, 200, 600))
         text = f"rate {rate:g}: recomputed tokens"
-        checks.append(Check.band(text, recompute.counters.recomputed_tokens, 60_000, 130_000))
+        checks.append(Check.band(text, recompute.counters.recomputed_tokens, 80_000, 130_000))
         apart = 100 * (swap.throughput / recompute.throughput - 1)
-        checks.append(
-            Check.band(
-                f"rate {rate:g}: throughput of swap over recompute, %", apart, -1.5, 1.5, format="{:.2f}"
-            )
-        )
+        text = f"rate {rate:g}: both ways end alike"
+        checks.append(Check.shape(text, f"swap gives {apart:+.1f} % tok/s", "within 2 %", abs(apart) <= 2))
     columns = [
         Column("requests/s", format="{:g}"),
         Column("restored by"),
