@@ -26,10 +26,10 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 """Settings of the engine. Orca's memory is a buddy allocator's, as the paper has it; FasterTransformer's
 scheduler takes the largest batch that fits, and the next one when all of it has ended."""
 RATES: dict[str, tuple[float, ...]] = {
-    "sharegpt": (0.25, 0.5, 1.0, 1.5, 2.0, 2.5),
-    "alpaca": (1.0, 4.0, 8.0, 16.0, 24.0, 32.0),
+    "sharegpt": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0),
+    "alpaca": (2.0, 5.0, 10.0, 20.0, 40.0),
 }
-NUM_REQUESTS = 400
+NUM_REQUESTS = 300
 LATENCY = 0.2
 """Seconds per token at which rates are compared."""
 
