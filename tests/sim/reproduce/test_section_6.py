@@ -21,8 +21,8 @@ def test_the_rate_at_a_latency_lies_between_the_points() -> None:
     rates, latencies = (1.0, 2.0, 3.0), (0.05, 0.1, 0.4)
     assert rate_at(0.1, rates, latencies) == 2.0
     assert rate_at(0.2, rates, latencies) == pytest.approx(2.5)  # half way on a logarithmic scale
-    assert math.isnan(rate_at(0.5, rates, latencies))
-    assert math.isnan(rate_at(0.01, rates, latencies))
+    assert rate_at(0.5, rates, latencies) == math.inf
+    assert rate_at(0.01, rates, latencies) == 0
 
 
 def test_the_card_only_quotes() -> None:
