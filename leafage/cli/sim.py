@@ -14,6 +14,7 @@ COMMANDS = {
     "goodput": "sim_goodput",
     "sweep": "sim_sweep",
     "compare": "sim_compare",
+    "plan": "sim_plan",
     "reproduce": "sim_reproduce",
     "calibrate": "sim_calibrate",
 }
@@ -35,6 +36,9 @@ are needed, and an hour of traffic takes seconds.
 **Examples**
 
     leafage sim run --hardware a100-40gb --model opt-13b --rate 3
+    leafage sim goodput kv=paged kv=reserved-max --max-model-len 2048
+    leafage sim sweep rate=1:4:0.5 --report rate.html
+    leafage sim plan --model llama-3.1-8b --hardware l4 --trace trace.csv
     leafage sim reproduce --only R3-7
     leafage sim calibrate machine.json""",
         help_format="markdown",

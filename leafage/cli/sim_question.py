@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sized
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +58,6 @@ def make_scenario(question: Question, flags: dict[str, Any], *, seed: int = 0) -
     from leafage.sim.hardware import Hardware
     from leafage.sim.llm_spec import LLMSpec
     from leafage.sim.scenario import Scenario
-    from leafage.sim.workloads import workload_settings
 
     scenario = Scenario(
         build=build_simulation,
@@ -69,16 +67,9 @@ def make_scenario(question: Question, flags: dict[str, Any], *, seed: int = 0) -
         workload=question.workload,
         tensor_parallel=question.tensor_parallel,
     )
-    known = [setting.name for setting in workload_settings(question.workload)]
-    given: dict[str, Any] = {}
     if question.requests is not None:
-        many = [name for name in ("num_requests", "max_requests") if name in known]
-        if not many:
-            raise InvalidParameterError(
-                f"--requests has no effect on the workload {question.workload}",
-                remedy=f"set one of {', '.join(name for name in known if name.startswith('num_'))}",
-            )
-        given[many[0]] = question.requests
+        scenario = scenario.with_requests(question.requests)
+    given: dict[str, Any] = {}
     for name, text in map(parse_assignment, question.set or ()):
         given[scenario.find_setting(name)] = parse_value(scenario, name, text)
     scenario = scenario.with_settings(given)
@@ -94,12 +85,6 @@ def make_scenario(question: Question, flags: dict[str, Any], *, seed: int = 0) -
         scenario = scenario.with_seed(seed)
     scenario.make_workload()  # what is wrong with it is said now
     return scenario
-
-
-def num_requests(scenario: Scenario) -> int | None:
-    """How many requests the workload has, as far as it knows."""
-    workload = scenario.make_workload()
-    return len(workload) if isinstance(workload, Sized) else None
 
 
 def refuse_without_effect(words: list[str]) -> None:

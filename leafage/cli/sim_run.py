@@ -7,7 +7,7 @@ from typing import Any
 
 from leafage.cli import terminal
 from leafage.cli.flags import with_flags
-from leafage.cli.sim_question import SIM_FLAGS, Question, make_scenario, num_requests, parse_slo
+from leafage.cli.sim_question import SIM_FLAGS, Question, make_scenario, parse_slo
 from leafage.cli.sim_show import print_run, say_refusals, write_json, write_report
 
 
@@ -43,7 +43,7 @@ def run(
     question = question or Question()
     slo = parse_slo(question.slo)
     scenario = make_scenario(question, flags, seed=seed)
-    total = num_requests(scenario)
+    total = scenario.num_requests
     with terminal.CountProgress() as progress:
         result = scenario.run(lambda ended, seconds: progress("simulating", ended, total))
     outcome = run_of(result, slo)

@@ -42,6 +42,16 @@ class Load:
     decode_context: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of computing, of reading weights, of reading K and V, and of overhead (launching, reducing)."""
+
+    compute: float
+    weights: float
+    context: float
+    overhead: float
+
+
 def load_of(batch: Batch) -> Load:
     """Count the work of a batch."""
     tokens = rows = pairs = context = decode_context = 0
@@ -152,6 +162,16 @@ class CostModel:
         if self._per_token_reduced:
             seconds += load.tokens * self._per_token_reduced
         return seconds
+
+    def parts_of(self, load: Load, steps: int) -> Parts:
+        """What so many steps, whose work adds up to `load`, would take for each reason alone."""
+        compute = load.tokens * self._per_token + load.rows * self._per_row + load.pairs * self._per_pair
+        return Parts(
+            compute=compute,
+            weights=steps * self._weights,
+            context=load.context * self._per_context,
+            overhead=steps * self._step + load.tokens * self._per_token_reduced,
+        )
 
     def prefill_seconds(self, num_tokens: int, num_cached: int = 0) -> float:
         """A step with one prompt of `num_tokens`, the first `num_cached` of which are in the cache."""

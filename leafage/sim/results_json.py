@@ -10,6 +10,8 @@ from typing import Any
 from leafage.core.usage import KINDS
 from leafage.sim.experiments import Point, Run
 from leafage.sim.goodput import Goodput
+from leafage.sim.plan import Plan
+from leafage.sim.plan_words import answer, describe_paging
 from leafage.sim.result import SLO, Floats
 from leafage.sim.scenario import Scenario
 from leafage.sim.timeline import Timeline
@@ -65,6 +67,50 @@ def goodput_as_dict(scenario: Scenario, found: Sequence[Goodput], slo: SLO, shar
             }
             for each in found
         ],
+    }
+
+
+def plan_as_dict(plan: Plan) -> dict[str, Any]:
+    """A plan, with all that was tried for it."""
+    return {
+        "format": FORMAT,
+        "answer": answer(plan),
+        "scenario": plan.scenario.as_dict(),
+        "slo": asdict(plan.slo),
+        "share": plan.share,
+        "devices": plan.best.num_devices if plan.best else None,
+        "sizes": [
+            {
+                "tensor_parallel": size.tensor_parallel,
+                "replicas": size.replicas,
+                "meets": size.meets,
+                "error": size.error,
+                "bound": asdict(size.bound) if size.bound else None,
+                "tried": [{"replicas": count, **_run(run)} for count, run in sorted(size.tried.items())],
+            }
+            for size in plan.sizes
+        ],
+        "stress": plan.stress.as_dict() if plan.stress else None,
+        "settings": [
+            {
+                "name": each.name,
+                "default": each.default,
+                "chosen": each.chosen,
+                "runs": [{"value": value, **_run(run)} for value, run in each.runs.items()],
+            }
+            for each in plan.tunings
+        ],
+        "paging": [
+            {
+                "label": each.label,
+                "error": each.error,
+                "paged": _run(each.paged) if each.paged else None,
+                "reserved": _run(each.reserved) if each.reserved else None,
+            }
+            for each in plan.gains
+        ],
+        "bound": asdict(plan.bound) if plan.bound else None,
+        "reasons": describe_paging(plan),
     }
 
 

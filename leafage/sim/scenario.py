@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, cast
@@ -178,6 +178,27 @@ class Scenario:
             limit=", ".join(full for full in known if full.partition(".")[0] == part or "." not in full),
             remedy=f"did you mean {close[0]}?" if close else None,
         )
+
+    def with_requests(self, num_requests: int) -> Scenario:
+        """The same with the first so many requests of the workload.
+
+        Raises:
+            InvalidParameterError: the workload counts in something else, such as conversations.
+        """
+        names = [setting.name for setting in workload_settings(self.workload)]
+        known = [name for name in ("num_requests", "max_requests") if name in names]
+        if not known:
+            raise InvalidParameterError(
+                f"the workload {self.workload} does not count requests",
+                remedy=f"set one of {', '.join(name for name in names if name.startswith('num_'))}",
+            )
+        return self.with_setting(known[0], num_requests)
+
+    @property
+    def num_requests(self) -> int | None:
+        """Requests of the workload; None where it does not count them."""
+        workload = self.make_workload()
+        return len(workload) if isinstance(workload, Sized) else None
 
     # -- load ------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ def test_help_names_every_command(leafage: Callable) -> None:
         assert f"│ {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "goodput", "sweep", "compare"])
+@pytest.mark.parametrize("command", ["run", "goodput", "sweep", "compare", "plan"])
 def test_help_of_each_command(leafage: Callable, command: str) -> None:
     done = leafage("sim", command, "--help")
     assert done.returncode == 0 and done.stderr == ""
@@ -76,34 +76,57 @@ def test_wrong_questions_are_one_line(
     assert told.out == "" and message.lower() in told.err.lower() and told.err.count("\n") == 1
 
 
-def test_run_prints_a_table_and_json_has_every_metric(leafage: Callable, tmp_path: Path) -> None:
+def test_run_prints_a_table_and_json_has_every_metric(
+    leafage: Callable, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from leafage.cli import main
     from leafage.sim.summary import METRICS
 
-    done = leafage("sim", "run", *SMALL, "--json", "run.json")
+    done = leafage("sim", "run", *SMALL, "-w", "alpaca", "--json", "run.json")
     assert done.returncode == 0
     assert "smollm2-135m on l4" in done.stdout and "20 requests in" in done.stdout
     for title in ("TTFT", "SLO attainment", "waste: internal", "longest wait"):
         assert title in done.stdout
     told = json.loads((tmp_path / "run.json").read_text())
     assert set(told["metrics"]) == set(METRICS) and told["metrics"]["num_requests"] == 20
-    assert told["scenario"]["workload"] == {"name": "sharegpt", "num_requests": 20, "rate": 20, "seed": 0}
+    assert told["scenario"]["workload"] == {"name": "alpaca", "num_requests": 20, "rate": 20, "seed": 0}
     assert len(told["timeline"]["edges"]) == len(told["timeline"]["batch"]) + 1
-    again = leafage("sim", "run", *SMALL, "--json=-")
-    assert json.loads(again.stdout) == told, "the same to the last bit"
+    assert main(["sim", "run", *SMALL, "-w", "alpaca", "--json=-"]) == 0
+    assert json.loads(capsys.readouterr().out) == told, "the same to the last bit"
 
 
-def test_requests_that_cannot_run_are_told(leafage: Callable) -> None:
-    done = leafage("sim", "run", *SMALL, "--max-model-len", "256")
-    assert done.returncode == 0
-    assert "of 20 requests were refused. The first: " in done.stderr and "256 (max_model_len)" in done.stderr
+def test_requests_that_cannot_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    from leafage.cli import main
+
+    assert main(["sim", "run", *SMALL, "--max-model-len", "256"]) == 0
+    told = capsys.readouterr().err
+    assert "of 20 requests were refused. The first: " in told and "256 (max_model_len)" in told
 
 
-def test_a_wrong_trace_names_the_line(leafage: Callable, tmp_path: Path) -> None:
+def test_plan_answers_and_exits_by_the_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from leafage.cli import main
+    from leafage.sim import plan as planning
+
+    monkeypatch.setattr(planning, "TUNED", {"policy": ("fcfs", "first_fit")})
+    assert main(["sim", "plan", *SMALL, *FULL, "--max-devices", "2"]) == 0
+    told = capsys.readouterr()
+    assert "1 x l4: 1 replica, with 100.0 % of the requests within the level." in told.out
+    assert "tensor parallel 2: tensor_parallel does not divide the heads" in told.err
+    assert "policy = fcfs, the default" in told.out and "Paging buys little here" in told.out
+    assert main(["sim", "plan", *SMALL, *FULL, "--max-devices", "1", "--slo", "tpot=1ms"]) == 1
+    assert "No number of l4 that was tried meets the level" in capsys.readouterr().out
+
+
+def test_a_wrong_trace_names_the_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from leafage.cli import main
+
     (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,-3,5\n")
-    done = leafage("sim", "run", "--trace", "trace.csv")
-    assert done.returncode == 1 and "trace.csv, line 3" in done.stderr
-    done = leafage("sim", "run", "--trace", "nowhere.csv")
-    assert done.returncode == 2 and "nowhere.csv" in done.stderr
+    assert main(["sim", "run", "--trace", str(tmp_path / "trace.csv")]) == 1
+    assert "trace.csv, line 3" in capsys.readouterr().err
+    assert main(["sim", "run", "--trace", "nowhere.csv"]) == 2
+    assert "nowhere.csv" in capsys.readouterr().err
 
 
 def test_sweep_compare_and_goodput(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from leafage.sim.summary import METRICS, Metric, show_seconds
 if TYPE_CHECKING:
     from leafage.sim.experiments import Point, Run
     from leafage.sim.goodput import Goodput
+    from leafage.sim.plan import Plan
     from leafage.sim.result import SLO
     from leafage.sim.scenario import Scenario
 
@@ -186,6 +187,14 @@ def goodput_page(scenario: Scenario, found: Sequence[Goodput], slo: SLO, share: 
         ],
     )
     return page.html()
+
+
+def plan_page(plan: Plan) -> str:
+    """A plan: the answer, how many devices, which settings, what paging buys."""
+    from leafage.sim.report.plan_page import fill_plan_page
+
+    runs = [plan.best.run] if plan.best is not None and plan.best.run is not None else []
+    return fill_plan_page(_page(plan.scenario, plan.slo, runs), plan)
 
 
 def describe(scenario: Scenario) -> str:

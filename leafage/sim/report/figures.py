@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from leafage.sim.experiments import Point, Run
+    from leafage.sim.experiments import Point, Run, Spread
     from leafage.sim.goodput import Goodput
     from leafage.sim.result import SLO
     from leafage.sim.summary import Metric
@@ -67,7 +68,7 @@ def draw(paint: Callable[[Axes], None], *, size: tuple[float, float] = SIZE) -> 
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnsupportedError(
-            "plots need matplotlib, which is not installed", remedy="pip install matplotlib"
+            "plots need matplotlib, which is not installed", remedy="install it with pip install matplotlib"
         ) from error
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -79,7 +80,7 @@ def _svg(figure: Figure) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace("font: ", "font-family: inherit; font: ")
+    return re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
 
 
 # -- over time -----------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ def memory_over_time(run: Run) -> str:
             )
             floor = floor + share
         axes.set(ylim=(0, 100), xlim=(0, edges[-1]), xlabel="seconds", ylabel="% of the KV cache")
-        _legend(axes, columns=3)
+        legend(axes, columns=3)
 
     return draw(paint)
 
@@ -122,7 +123,7 @@ def batch_over_time(runs: Sequence[tuple[str, Run]]) -> str:
         axes.set(xlabel="seconds", ylabel="running sequences" if len(runs) > 1 else "count")
         axes.set_xlim(0)
         axes.set_ylim(0)
-        _legend(axes, columns=3)
+        legend(axes, columns=3)
 
     return draw(paint)
 
@@ -191,7 +192,7 @@ def latency_quantiles(runs: Sequence[tuple[str, Run]], names: Sequence[str], slo
         else:
             axes.set_xlim(0)
         axes.set(ylim=(0, 101), xlabel=unit, ylabel="% of requests")
-        _legend(axes, columns=3)
+        legend(axes, columns=3)
 
     return draw(paint)
 
@@ -238,7 +239,7 @@ def metric_against_setting(points: Sequence[Point], metric: Metric) -> str:
             axes.set_xticks(range(len(values)), [str(value) for value in values])
         _grounded(axes, metric)
         if second:
-            _legend(axes, columns=3, title=second[0].replace("_", " "))
+            legend(axes, columns=3, title=second[0].replace("_", " "))
 
     return draw(paint)
 
@@ -262,12 +263,14 @@ def metric_against_rate(found: Sequence[Goodput], metric: Metric, *, level: floa
         axes.set(xlabel="requests a second", ylabel=f"{metric.title}{unit}")
         _spaced(axes, shown)
         _grounded(axes, metric)
-        _legend(axes, columns=2)
+        legend(axes, columns=2)
 
     return draw(paint)
 
 
-def bars(labels: Sequence[str], spreads: Sequence[Any], metric: Metric) -> str:
+def bars(
+    labels: Sequence[str], spreads: Sequence[Spread], metric: Metric, colors: Sequence[str] | None = None
+) -> str:
     """A bar for each variant; whiskers are the range over seeds."""
 
     def paint(axes: Axes) -> None:
@@ -275,7 +278,7 @@ def bars(labels: Sequence[str], spreads: Sequence[Any], metric: Metric) -> str:
         mean = [scale * spread.mean for spread in spreads]
         errors = [[scale * (s.mean - s.low) for s in spreads], [scale * (s.high - s.mean) for s in spreads]]
         positions = range(len(labels))
-        axes.barh(positions, mean, 0.62, color=_colors(len(labels)), xerr=errors, ecolor="#3c474b")
+        axes.barh(positions, mean, 0.62, color=colors or _colors(len(labels)), xerr=errors, ecolor="#3c474b")
         axes.set_yticks(positions, labels)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
@@ -321,7 +324,7 @@ def memory_bars(points: Sequence[Point]) -> str:
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", visible=True)
         axes.set(xlim=(0, 100), xlabel="% of the KV cache")
-        _legend(axes, columns=3)
+        legend(axes, columns=3)
 
     return draw(paint, size=(SIZE[0], max(1.9, 1.25 + 0.42 * len(points))))
 
@@ -364,16 +367,16 @@ def _spaced(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _logarithmic(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_data_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,), numticks=9))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
-def _legend(axes: Axes, *, columns: int, title: str | None = None) -> None:
+def legend(axes: Axes, *, columns: int, title: str | None = None) -> None:
     """Above the plot, so that it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if not labels:

@@ -20,7 +20,7 @@ h2 { margin: 34px 0 12px; font-size: 1.15rem; }
 .tile { padding: 12px 14px; }
 .tile b { display: block; font-size: 1.35rem; line-height: 1.3; font-variant-numeric: tabular-nums; }
 .tile span { color: #56666b; font-size: .85rem; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 470px), 1fr)); }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 470px), 1fr)); }
 .figures { gap: 16px; }
 figure { margin: 0; padding: 14px 14px 8px; min-width: 0; }
 figcaption { font-weight: 600; margin-bottom: 2px; }
@@ -98,6 +98,10 @@ class Page:
             f'<h2>{escape(title)}</h2><div class="table"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
+
+    def text(self, sentence: str) -> None:
+        """A paragraph."""
+        self._parts.append(f"<p>{escape(sentence)}</p>")
 
     def html(self) -> str:
         """The page."""

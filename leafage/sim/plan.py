@@ -1,0 +1,282 @@
+"""How many devices a workload needs, how they should be set up, and what paging buys there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from leafage.errors import InvalidParameterError, LeafageError
+from leafage.sim.bound import Bound, bound_of
+from leafage.sim.cost_model import CostModel
+from leafage.sim.experiments import Run, run_of
+from leafage.sim.parallel import in_parallel
+from leafage.sim.result import SLO
+from leafage.sim.scenario import Scenario
+from leafage.sim.summary import DEFAULT_SLO
+
+DEGREES = (1, 2, 4, 8)
+"""Tensor parallel degrees that are tried."""
+TUNED: dict[str, Sequence[Any]] = {
+    "max_num_batched_tokens": (256, 512, 1024, 2048, 4096),
+    "block_size": (8, 16, 32, 64, 128),
+    "watermark": (0.0, 0.01, 0.02, 0.05, 0.1),
+    "policy": ("fcfs", "first_fit", "longest_prefix", "shortest_prompt"),
+}
+"""Settings and their values that are tried."""
+STRESS = 1.3
+"""Times the load of the plan at which settings are compared when there is one replica only."""
+WORTH = 0.01
+"""Share of requests that a setting must bring within the level to be chosen instead of the default."""
+
+
+@dataclass(slots=True)
+class Size:
+    """So many replicas, each of so many devices.
+
+    Attributes:
+        run: of the smallest number of replicas that meets the level, or of the largest that was tried.
+        bound: what bounds it.
+        tried: runs by number of replicas.
+        error: why this degree cannot be used.
+    """
+
+    tensor_parallel: int
+    replicas: int = 0
+    run: Run | None = None
+    bound: Bound | None = None
+    meets: bool = False
+    tried: dict[int, Run] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor_parallel * self.replicas
+
+
+@dataclass(slots=True)
+class Tuning:
+    """One setting's values under stress, and the one that is best."""
+
+    name: str
+    default: Any
+    chosen: Any
+    runs: dict[Any, Run]
+
+
+@dataclass(slots=True)
+class Gain:
+    """What paging buys: the same requests with blocks on demand, and with each exact length reserved.
+
+    Attributes:
+        label: under which circumstances.
+        error: why they cannot be simulated.
+    """
+
+    label: str
+    paged: Run | None = None
+    reserved: Run | None = None
+    error: str | None = None
+
+    @property
+    def throughput(self) -> float:
+        """Relative gain of output tokens a second."""
+        assert self.paged is not None and self.reserved is not None
+        return self.paged.metrics["throughput"] / self.reserved.metrics["throughput"] - 1
+
+    @property
+    def attainment(self) -> float:
+        """Gain of the share of requests within the level."""
+        assert self.paged is not None and self.reserved is not None
+        return self.paged.metrics["slo_attainment"] - self.reserved.metrics["slo_attainment"]
+
+
+@dataclass(slots=True)
+class Plan:
+    """An answer.
+
+    Attributes:
+        scenario: what to run: replicas, degree and settings; what was asked where nothing meets the level.
+        sizes: what was tried, by degree.
+        best: the one with the fewest devices; None where nothing meets the level.
+        stress: under which the rest was measured: one replica fewer, or a higher load.
+        tunings: settings under stress.
+        gains: what paging buys under stress; the first as planned, the others in other circumstances.
+        bound: what bounds the run under stress.
+    """
+
+    scenario: Scenario
+    slo: SLO
+    share: float
+    sizes: list[Size]
+    best: Size | None
+    stress: Scenario | None = None
+    tunings: list[Tuning] = field(default_factory=list)
+    gains: list[Gain] = field(default_factory=list)
+    bound: Bound | None = None
+
+
+def plan(
+    scenario: Scenario,
+    *,
+    slo: SLO = DEFAULT_SLO,
+    share: float = 0.9,
+    max_devices: int = 64,
+    max_requests: int = 2000,
+    processes: int = 1,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """Find the fewest devices under which `share` of the requests meet the level, then the settings that help
+    there, then what paging buys and what bounds the run.
+
+    Args:
+        max_requests: of the runs that compare settings; devices are counted on the whole workload.
+        on_progress: told what is being done.
+
+    Raises:
+        InvalidParameterError: `share` is out of range, or no degree can be used.
+    """
+    if not 0 < share <= 1:
+        raise InvalidParameterError("share is out of range", value=share, limit="above 0 to 1")
+    on_progress("counting devices")
+    size = partial(_size, scenario=scenario, slo=slo, share=share, max_devices=max_devices)
+    sizes = in_parallel(size, DEGREES, processes=processes)
+    if all(each.error for each in sizes):
+        raise InvalidParameterError(
+            f"{scenario.spec.name} cannot be served by {scenario.hardware.name}",
+            value="; ".join(f"{each.tensor_parallel} devices: {each.error}" for each in sizes),
+        )
+    met = [each for each in sizes if each.meets]
+    if not met:
+        return Plan(scenario, slo, share, sizes, None)
+    best = min(met, key=lambda each: (each.num_devices, each.tensor_parallel))
+    planned = replace(scenario, replicas=best.replicas, tensor_parallel=best.tensor_parallel)
+    stress = _stressed(planned)
+    if (stress.num_requests or 0) > max_requests:
+        stress = stress.with_requests(max_requests)
+    found = Plan(planned, slo, share, sizes, best, stress)
+    _tune(found, processes, on_progress)
+    _weigh_paging(found, processes, on_progress)
+    return found
+
+
+def _size(tensor_parallel: int, *, scenario: Scenario, slo: SLO, share: float, max_devices: int) -> Size:
+    """The fewest replicas of one degree."""
+    size = Size(tensor_parallel)
+    sharded = replace(scenario, tensor_parallel=tensor_parallel)
+    try:
+        cost = CostModel(sharded.hardware, sharded.spec, tensor_parallel=tensor_parallel)
+        cost.kv_pool_bytes  # noqa: B018 (raises when the model does not fit)
+    except InvalidParameterError as error:
+        size.error = str(error)
+        return size
+    most = max_devices // tensor_parallel
+    if most < 1:
+        size.error = f"more than {max_devices} devices"
+        return size
+
+    bounds: dict[int, Bound] = {}
+
+    def meets(replicas: int) -> bool:
+        result = replace(sharded, replicas=replicas).run()
+        size.tried[replicas] = run_of(result, slo)
+        bounds[replicas] = bound_of(result, cost, replicas=replicas)
+        return size.tried[replicas].metrics["slo_attainment"] >= share
+
+    try:
+        low, high = 0, 1
+        while not meets(high) and high < most:
+            low, high = high, min(2 * high, most)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if meets(middle) else (middle, high)
+    except LeafageError as error:
+        size.error = str(error)
+        return size
+    size.replicas, size.run, size.bound = high, size.tried[high], bounds[high]
+    size.meets = size.run.metrics["slo_attainment"] >= share
+    return size
+
+
+def _stressed(planned: Scenario) -> Scenario:
+    """One replica fewer, or more load: where settings matter."""
+    if planned.replicas > 1:
+        return replace(planned, replicas=planned.replicas - 1)
+    if planned.workload_settings.get("arrivals") == "at-once":
+        return planned
+    name = planned.load_setting
+    return planned.with_setting(name, STRESS * float(planned.workload_settings.get(name) or 1.0))
+
+
+def _tune(found: Plan, processes: int, on_progress: Callable[[str], None]) -> None:
+    """Vary one setting at a time; choose what brings more requests within the level."""
+    on_progress("trying token budgets, block sizes, watermarks and policies")
+    assert found.stress is not None
+    varied = {name: _varied(found.stress, name) for name in TUNED}
+    tasks = [each for scenarios in varied.values() for each in scenarios.values()]
+    runs = iter(in_parallel(partial(_run, slo=found.slo), tasks, processes=processes))
+    changes = {}
+    for name, scenarios in varied.items():
+        default = found.stress.setting(name)
+        results = {value: next(runs) for value in scenarios}
+        best = max(results, key=lambda value: results[value].metrics["slo_attainment"])
+        gain = results[best].metrics["slo_attainment"] - results[default].metrics["slo_attainment"]
+        value = best if gain >= WORTH else default
+        found.tunings.append(Tuning(name, default, value, results))
+        if value != default:
+            changes[name] = value
+    found.scenario = found.scenario.with_settings(changes)
+
+
+def _varied(scenario: Scenario, name: str) -> dict[Any, Scenario]:
+    """The scenario with every value of a setting that means something there, its own among them."""
+    own = scenario.setting(name)
+    varied = {}
+    for value in TUNED[name] if own in TUNED[name] else (own, *TUNED[name]):
+        try:
+            varied[value] = scenario.with_setting(name, value)
+        except InvalidParameterError:  # such as a policy by cached prefixes where nothing is cached
+            continue
+    return varied
+
+
+def _weigh_paging(found: Plan, processes: int, on_progress: Callable[[str], None]) -> None:
+    """Run paged and reserved memory, neither with shared prefixes, as planned and where memory is scarcer."""
+    on_progress("comparing paged with reserved memory")
+    assert found.stress is not None
+    spec, hardware = found.stress.spec, found.stress.hardware
+    cases = {"as planned": found.stress}
+    if spec.num_kv_heads < spec.num_heads:
+        label = f"without grouped-query attention ({spec.num_heads} KV heads)"
+        cases[label] = replace(found.stress, spec=replace(spec, num_kv_heads=spec.num_heads))
+    half = f"with half of the memory ({hardware.memory_bytes / 2e9:.0f} GB)"
+    cases[half] = replace(found.stress, hardware=replace(hardware, memory_bytes=hardware.memory_bytes / 2))
+    config = found.stress.config
+    policy = "fcfs" if config.policy == "longest_prefix" else config.policy
+    alike = {"prefix_index": "none", "policy": policy, "pinned_share": None}
+    paged = replace(config, kv="paged", **alike)
+    reserved = replace(config, kv="reserved-oracle", preemption="auto", swap_bytes=None, **alike)
+    tasks = [replace(case, config=kv) for case in cases.values() for kv in (paged, reserved)]
+    runs = in_parallel(partial(_try, slo=found.slo), tasks, processes=processes)
+    for index, label in enumerate(cases):
+        of_paged, of_reserved = runs[2 * index : 2 * index + 2]
+        error = of_paged.error or of_reserved.error
+        found.gains.append(Gain(label, error=error) if error else Gain(label, of_paged, of_reserved))
+    found.bound = _bound(tasks[0])
+
+
+def _bound(scenario: Scenario) -> Bound:
+    cost = CostModel(scenario.hardware, scenario.spec, tensor_parallel=scenario.tensor_parallel)
+    return bound_of(scenario.run(), cost, replicas=scenario.replicas)
+
+
+def _run(scenario: Scenario, slo: SLO) -> Run:
+    return run_of(scenario.run(), slo)
+
+
+def _try(scenario: Scenario, slo: SLO) -> Run:
+    try:
+        return _run(scenario, slo)
+    except LeafageError as error:
+        return Run(error=str(error))

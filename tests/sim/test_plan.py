@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from leafage.errors import InvalidParameterError
+from leafage.sim.bound import bound_of
+from leafage.sim.cost_model import CostModel, Load
+from leafage.sim.hardware import Hardware
+from leafage.sim.llm_spec import LLMSpec
+from leafage.sim.plan import Plan, plan
+from leafage.sim.plan_words import answer, describe_bound, describe_paging, describe_tuning
+from leafage.sim.report import plan_page
+from leafage.sim.result import SLO
+from leafage.sim.results_json import plan_as_dict
+from leafage.sim.scenario import Scenario
+from tests.sim.scenarios import small_scenario
+
+TIGHT = SLO(ttft=0.05, tpot=0.01)
+SMALL = Hardware(
+    name="small",
+    flops=20e12,
+    bandwidth=200e9,
+    memory_bytes=0.34e9,
+    host_bandwidth=10e9,
+    link_bandwidth=50e9,
+)
+"""Leaves 1,600 tokens beside a small model."""
+
+
+def asked(rate: float, hardware: Hardware = SMALL) -> Scenario:
+    scenario = small_scenario(
+        num_requests=60, rate=rate, config={"kv_cache_tokens": None, "max_model_len": 512}
+    )
+    return replace(scenario, hardware=hardware)
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    return plan(asked(300), slo=TIGHT, max_devices=8)
+
+
+def test_fewer_devices_do_not_meet_the_level(found: Plan) -> None:
+    assert found.best is not None and found.best.meets
+    assert found.scenario.num_devices == found.best.num_devices
+    for size in found.sizes:
+        for replicas, run in size.tried.items():
+            met = run.metrics["slo_attainment"] >= 0.9
+            assert met == (size.meets and replicas >= size.replicas)
+        if size.meets:
+            assert size.num_devices >= found.best.num_devices
+    alone = found.sizes[0]
+    assert alone.replicas > 1, "one device is not enough, so the search had something to find"
+
+
+def test_degrees_that_cannot_be_used_say_why(found: Plan) -> None:
+    reasons = {size.tensor_parallel: size.error for size in found.sizes}
+    assert reasons[1] is None
+    for degree in (2, 4, 8):  # 9 heads
+        assert "does not divide the heads" in str(reasons[degree])
+
+
+def test_settings_are_compared_under_stress(found: Plan) -> None:
+    assert found.stress is not None and found.best is not None
+    assert found.stress.replicas == found.best.replicas - 1
+    names = ["max_num_batched_tokens", "block_size", "watermark", "policy"]
+    assert [tuning.name for tuning in found.tunings] == names
+    assert "longest_prefix" not in found.tunings[3].runs, "nothing is cached"
+    for tuning in found.tunings:
+        attained = {value: run.metrics["slo_attainment"] for value, run in tuning.runs.items()}
+        if tuning.chosen == tuning.default:
+            assert max(attained.values()) < attained[tuning.default] + 0.01
+        else:
+            assert attained[tuning.chosen] >= attained[tuning.default] + 0.01
+        assert found.scenario.setting(tuning.name) == tuning.chosen
+        assert tuning.name in describe_tuning(tuning) and str(tuning.chosen) in describe_tuning(tuning)
+
+
+def test_paging_is_weighed_where_memory_is_short(found: Plan) -> None:
+    first, *others = found.gains
+    assert first.label == "as planned" and first.throughput > 0
+    assert [gain.label.split(" (")[0] for gain in others] == [
+        "without grouped-query attention",
+        "with half of the memory",
+    ]
+    assert others[1].error is not None, "the weights do not fit into half of it"
+    assert found.bound is not None and found.bound.kind == "memory"
+    said = describe_paging(found)
+    assert said[0].startswith("Paging buys ") and "little" not in said[0]
+    assert said[1].startswith("The KV cache bounds it")
+    assert "does not fit" in said[-1]
+
+
+def test_paging_buys_little_where_memory_is_ample() -> None:
+    ample = replace(SMALL, memory_bytes=24e9)
+    found = plan(asked(40, ample), slo=TIGHT, max_devices=4)
+    assert found.best is not None and found.best.num_devices == 1
+    assert found.stress is not None and found.stress.setting("rate") == pytest.approx(52)
+    said = describe_paging(found)
+    assert said[0].startswith("Paging buys little here")
+    assert found.bound is not None and found.bound.kind != "memory"
+    assert any("Memory is not what is short" in sentence for sentence in said)
+    assert any(sentence.startswith("Without grouped-query attention (9 KV heads)") for sentence in said)
+
+
+def test_a_level_that_nothing_meets() -> None:
+    found = plan(asked(5), slo=SLO(ttft=1.0, tpot=1e-4), max_devices=2)
+    assert found.best is None and not found.tunings and describe_paging(found) == []
+    assert "more replicas would not" in answer(found)
+    assert plan_as_dict(found)["devices"] is None
+    assert "No number of small" in plan_page(found)
+
+
+def test_a_model_that_fits_nowhere_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="cannot be served by small"):
+        plan(replace(asked(5), spec=LLMSpec.load("opt-66b")))
+    with pytest.raises(InvalidParameterError, match="share is out of range"):
+        plan(asked(5), share=0)
+
+
+def test_answer_json_and_page_agree(found: Plan) -> None:
+    assert found.best is not None
+    told = plan_as_dict(found)
+    assert told["devices"] == found.best.num_devices and told["answer"] == answer(found)
+    assert answer(found).startswith(
+        f"{found.best.num_devices} x small: {found.best.replicas} replicas, with "
+    )
+    page = plan_page(found)
+    assert answer(found) in page and page.count("<svg") == 9
+    assert "http" not in page.replace("http://www.w3.org", ""), "nothing is fetched"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ({"flops": 0.02e12}, "compute"),
+        ({"bandwidth": 2e9}, "bandwidth"),
+        ({}, "load"),
+    ],
+)
+def test_what_bounds_a_run(numbers: dict[str, float], kind: str) -> None:
+    hardware = replace(SMALL, memory_bytes=24e9, **numbers)
+    scenario = asked(5 if kind == "load" else 100, hardware)
+    bound = bound_of(scenario.run(), CostModel(hardware, scenario.spec))
+    assert bound.kind == kind
+    assert 0 < bound.busy <= 1 + 1e-9
+    sides = {"compute": bound.compute, "bandwidth": bound.weights + bound.context}
+    if kind in sides:
+        other = sides["bandwidth" if kind == "compute" else "compute"]
+        assert sides[kind] > other and 0.7 < sides[kind] + bound.overhead <= 1.05
+    assert describe_bound(bound).startswith(
+        {"compute": "Computing", "bandwidth": "The memory's bandwidth", "load": "The load"}[kind]
+    )
+
+
+def test_parts_of_a_step_are_those_of_its_time() -> None:
+    cost = CostModel(Hardware.load("a100-40gb"), LLMSpec.load("opt-13b"))
+    for load in (
+        Load(tokens=1, rows=1, pairs=500, context=500),
+        Load(tokens=4096, rows=1, pairs=4096**2 // 2),
+    ):
+        parts = cost.parts_of(load, 1)
+        seconds = max(parts.compute, parts.weights + parts.context) + parts.overhead
+        assert seconds == pytest.approx(cost.seconds_of(load))
