@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from leafage.core.sampling_params import MAX_BEAM_WIDTH, MAX_SEQUENCES
 from leafage.errors import InvalidParameterError
 from leafage.sim.arrivals import check_arrivals, make_arrivals
 from leafage.sim.distributions import parse_distribution
+from leafage.sim.workload import SimRequest
 
 
 def setting(default: Any, help: str) -> Any:
@@ -20,7 +22,7 @@ def setting(default: Any, help: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
+class Generated(ABC):
     """A workload made by a seeded generator. The same settings give the same requests, to the last bit, as
     often as it is iterated; arrivals, lengths and choices are drawn apart, so that another rate changes none
     but arrivals.
@@ -41,6 +43,13 @@ class Generated:
             if field.type == "Distribution":
                 object.__setattr__(self, field.name, parse_distribution(getattr(self, field.name)))
         check_arrivals(self.arrivals, self.rate, self.cv)
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[SimRequest]: ...
+
+    def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
+        """Nothing follows, unless a subclass says otherwise."""
+        return ()
 
     def rng(self, purpose: str) -> random.Random:
         """A generator of its own for each purpose."""

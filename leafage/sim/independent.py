@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -50,6 +50,3 @@ class Independent(Generated):
                 n=self.n,
                 beam_width=self.beam_width,
             )
-
-    def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
-        return ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
@@ -52,12 +53,9 @@ class SharedPrompts(Generated):
                 beam_width=self.beam_width,
             )
 
+    @abstractmethod
     def heads(self, tokens: FreshTokens) -> Iterator[TokenRuns]:
-        """What stands between instructions and question, of each request."""
-        raise NotImplementedError
-
-    def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
-        return ()
+        """What stands between instructions and question, of each request. Endless."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,9 +104,6 @@ class TraceFile(Generated):
                 priority=row.priority,
                 tenant=row.tenant,
             )
-
-    def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
-        return ()
 
     # -- settings --------------------------------------------------------------------------------
 

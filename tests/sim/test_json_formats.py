@@ -61,10 +61,10 @@ def test_mooncake_sharing_is_what_the_radix_tree_finds(tmp_path: Path) -> None:
     """Whole blocks, a last one that is not full, and a prompt that is found whole but for its last token."""
     made = trace(
         tmp_path,
-        request(0, 1200, 7, 8, 9),
-        request(900_000, 1536, 7, 8, 10),
-        request(900_000, 1200, 7, 8, 9),
-        request(900_000, 700, 7, 11),
+        request(0, 1200, 0, 1, 2),
+        request(900_000, 1536, 0, 1, 3),
+        request(900_000, 1200, 0, 1, 2),
+        request(900_000, 700, 0, 4),
     )
     assert [r.arrival for r in made] == [0, 900, 900, 900]
     assert not set(made_outputs := [t for r in made for t in r.output]) & {t for r in made for t in r.prompt}

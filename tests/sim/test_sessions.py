@@ -93,6 +93,8 @@ def test_programs_stay_below_the_length_that_is_set(make: type[Generated]) -> No
     assert 400 < longest <= 500
     firsts = [one for one in ended if one.asked.request_id.endswith(".1")]
     assert len(firsts) >= 20 and len(ended) > len(firsts)
+    shortest = 40 if make is MultiTurn else 30
+    assert all(len(one.asked.output) >= shortest for one in ended if one not in firsts), "no answer is cut"
 
 
 def test_a_first_prompt_that_fills_the_room_gets_a_short_answer() -> None:
