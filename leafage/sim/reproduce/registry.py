@@ -9,11 +9,15 @@ from leafage.sim.reproduce import (
     code_04,
     code_05,
     code_05_tree,
+    exercise_6,
+    exercise_7,
     exercise_9,
     exercises,
     pitfalls,
     section_1,
+    section_2,
     section_6,
+    section_7,
     sharing_gains,
 )
 from leafage.sim.reproduce.demo import Demo
@@ -22,6 +26,7 @@ _FSM = "follows with structured output: the compressed finite-state machine is n
 
 DEMOS: tuple[Demo, ...] = (
     *section_1.DEMOS,
+    *section_2.DEMOS,
     *code_01.DEMOS,
     *code_02.DEMOS,
     *code_03.DEMOS,
@@ -32,8 +37,11 @@ DEMOS: tuple[Demo, ...] = (
     *code_05.DEMOS,
     Demo("code06-1", ("R7-11",), "Code 06 demo 1: compressed FSM, 5 samples of a short record", pending=_FSM),
     Demo("code06-2", ("R7-12",), "Code 06 demo 2: compressed FSM, a record with longer keys", pending=_FSM),
+    *section_7.DEMOS,
     *pitfalls.DEMOS,
     *exercises.DEMOS,
+    *exercise_6.DEMOS,
+    *exercise_7.DEMOS,
     Demo("exercise-8", ("R7-13", "E8"), "Exercise 8: a format whose class and literal overlap", pending=_FSM),
     *exercise_9.DEMOS,
 )

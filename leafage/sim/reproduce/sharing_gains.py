@@ -152,7 +152,7 @@ def _throughput(tools: Tools, workload: Workload, **settings: Any) -> float:
 # -- blocks saved ----------------------------------------------------------------------------------
 
 SAVED = {
-    (dataset, beams, width): Decoding(dataset, beams, width, {"Alpaca": 40, "ShareGPT": 12}[dataset])
+    (dataset, beams, width): Decoding(dataset, beams, width, 12 if beams and dataset == "ShareGPT" else 48)
     for dataset in LENGTHS
     for beams in (False, True)
     for width in WIDTHS
