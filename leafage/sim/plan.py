@@ -203,9 +203,10 @@ def _stressed(planned: Scenario) -> Scenario:
     """One replica fewer, or more load: where settings matter."""
     if planned.replicas > 1:
         return replace(planned, replicas=planned.replicas - 1)
-    if planned.workload_settings.get("arrivals") == "at-once":
+    try:
+        name = planned.load_setting
+    except InvalidParameterError:  # all arrive at once: there is no more load than that
         return planned
-    name = planned.load_setting
     return planned.with_setting(name, STRESS * float(planned.workload_settings.get(name) or 1.0))
 
 

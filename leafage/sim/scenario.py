@@ -212,7 +212,7 @@ class Scenario:
         """
         if self._is_recorded:
             return "rate_scale"
-        if self.workload_settings.get("arrivals") == "at-once":
+        if self._arrivals == "at-once":
             raise InvalidParameterError(
                 "requests that arrive at once have no rate", remedy="set other arrivals, such as poisson"
             )
@@ -225,8 +225,12 @@ class Scenario:
 
     @property
     def _is_recorded(self) -> bool:
-        names = [setting.name for setting in workload_settings(self.workload)]
-        return "rate_scale" in names and self.workload_settings.get("arrivals") in (None, "trace")
+        return self._arrivals == "trace"
+
+    @property
+    def _arrivals(self) -> str:
+        defaults = {each.name: each.default for each in workload_settings(self.workload)}
+        return str(self.workload_settings.get("arrivals") or defaults["arrivals"])
 
     def with_seed(self, seed: int) -> Scenario:
         """The same workload drawn anew; itself when nothing is drawn."""

@@ -103,6 +103,9 @@ def test_the_load_of_a_trace_is_its_scale(tmp_path: Path) -> None:
     recorded = replace(small_scenario(), workload=str(trace), workload_settings={})
     assert recorded.load_setting == "rate_scale" and not recorded.has_seed
     assert recorded.with_seed(3) == recorded
+    with pytest.raises(InvalidParameterError, match="at once have no rate"):
+        small_scenario("few-shot").load_setting  # noqa: B018
+    assert small_scenario("few-shot").has_seed
     drawn = recorded.with_setting("arrivals", "poisson")
     assert drawn.load_setting == "rate" and drawn.with_seed(3) != drawn
     with pytest.raises(InvalidParameterError, match="at once have no rate"):
