@@ -7,7 +7,7 @@ import pytest
 from leafage.errors import InvalidParameterError
 from leafage.sim.distributions import ALPACA_OUTPUT, Fixed
 from leafage.sim.independent import Independent
-from leafage.sim.trace_file import TraceFile
+from leafage.sim.trace_file import FORMATS, TraceFile
 from leafage.sim.workloads import WORKLOADS, Setting, make_workload, workload_settings
 
 
@@ -67,3 +67,10 @@ def test_unknown_workloads_are_refused() -> None:
         InvalidParameterError, match="unknown workload; got 'nowhere'; limit: sharegpt, alpaca"
     ):
         make_workload("nowhere")
+
+
+def test_the_guide_names_every_workload_setting_and_format(csv: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    settings = {setting.name for name in (*WORKLOADS, csv) for setting in workload_settings(name)}
+    for name in {*WORKLOADS, *FORMATS, *settings}:
+        assert f"`{name}`" in guide, name
