@@ -155,7 +155,7 @@ def watermark(results: Results) -> Outcome:
         ),
         Check.band(
             "preemptions fall by, from 0 to 5 %",
-            preemptions[0.0] / preemptions[0.05],
+            preemptions[0.0] / max(1, preemptions[0.05]),
             4,
             12,
             format="{:.1f}x",
