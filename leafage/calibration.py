@@ -7,6 +7,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from leafage.memory import prompt_work
 from leafage.resources import available_memory
 from leafage.sim.calibrate import Fit, Scenarios, fit, measure
 from leafage.sim.hardware import Hardware
+from leafage.sim.least_squares import nnls
 from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.replay import RealEngine, Step
 from leafage.tier.swap_store import FileSwapStore, HostSwapStore
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 NUM_BLOCKS = 64
 """Blocks that a measured transfer moves."""
 REPETITIONS = 5
+TRANSFERRED = (1, 4, 16, 64)
+"""Tokens of the blocks that are moved."""
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Progress = Callable[[str], None]
 
 
@@ -75,33 +80,15 @@ def real_engine(build: Build) -> RealEngine:
 
 def spec_of(build: Build) -> LLMSpec:
     """The shape of the model that an engine runs, with the bytes that its weights and K/V take."""
-    from leafage.kernels.program import Kind
-
     program = build.engine.executor.program.program  # type: ignore[attr-defined]
-    body, head = program.ops[: program.head_start], program.ops[program.head_start :]
-    linear = [weight for op in body if op.kind is Kind.LINEAR for weight in op.weights]
-    hidden = program.buffers[0].width
-    heads = next(op.params["num_heads"] for op in body if op.kind is Kind.ATTENTION)
-    embedded = next(op.weights[0].name for op in body if op.kind is Kind.EMBED)
-    out = [weight for op in head if op.kind is Kind.LINEAR for weight in op.weights]
-    kv = program.kv
-    attention = 2 * hidden * (heads + kv.num_kv_heads) * kv.head_dim
-    mlp = sum(weight.rows * weight.cols for weight in linear) // kv.num_layers - attention
-    spec = LLMSpec(
+    spec = LLMSpec.load(str(build.model.path))
+    per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    return replace(
+        spec,
         name=build.model.name,
-        num_layers=kv.num_layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv.num_kv_heads,
-        head_dim=kv.head_dim,
-        intermediate_size=mlp // (3 * hidden),
-        vocab_size=program.vocab_size,
-        context_length=build.model.context_length,
-        tied_embeddings=out[0].name == embedded,
-        kv_bytes_each=kv.bytes_per_token(build.config.kv_dtype)
-        / (2 * kv.num_layers * kv.num_kv_heads * kv.head_dim),
+        weight_bytes_each=build.plan.weight_bytes / spec.num_params,
+        kv_bytes_each=program.kv.bytes_per_token(build.config.kv_dtype) / per_token,
     )
-    return replace(spec, weight_bytes_each=build.plan.weight_bytes / spec.num_params)
 
 
 def _hardware(build: Build, found: Fit, steps: list[Step], name: str) -> Hardware:
@@ -113,31 +100,40 @@ def _hardware(build: Build, found: Fit, steps: list[Step], name: str) -> Hardwar
     alone = [step for step in steps if step.load.tokens == 1 and step.load.context < 256]
     outside = statistics.median(step.outside for step in alone)
     native = statistics.median(step.seconds for step in alone) - outside
-    size = program.block_bytes
+    kv_bytes = program.block_bytes // build.plan.block_size
+    host_bandwidth, copy_seconds = _transfer_cost(HostSwapStore, kv_bytes)
     folder = Path(build.config.swap_path).expanduser().parent if build.config.swap_path else None
     with tempfile.TemporaryDirectory(dir=folder) as where:
-        in_file = FileSwapStore(Path(where) / "calibration", NUM_BLOCKS, size)
-        file_bandwidth = _transfer_rate(in_file, size)
-        in_file.close()
+        file_bandwidth, _ = _transfer_cost(partial(FileSwapStore, Path(where) / "calibration"), kv_bytes)
     return Hardware(
         name=name,
         flops=floors.int8_peak,
         bandwidth=floors.bandwidth,
         memory_bytes=float(available_memory() + build.plan.weight_bytes + build.plan.kv_bytes),
-        host_bandwidth=_transfer_rate(HostSwapStore(NUM_BLOCKS, size), size),
+        host_bandwidth=host_bandwidth,
         file_bandwidth=file_bandwidth,
-        copy_seconds=0.0,
+        copy_seconds=copy_seconds,
         compute_efficiency=min(1.0, ops / costs.seconds_per_token / floors.int8_peak),
         attention_efficiency=min(1.0, flops / costs.per_pair / floors.int8_peak) if costs.per_pair else 0.0,
         memory_efficiency=min(1.0, build.plan.weight_bytes / native / floors.bandwidth),
         step_seconds=outside,
         threads=build.threads,
+        block_efficiency=block_efficiency(costs.spec, build.config.kv_dtype, build.threads),
         steps=costs,
     )
 
 
-def _transfer_rate(store: SwapStore, block_bytes: int) -> float:
-    """Bytes a second, out and in."""
+def _transfer_cost(new_store: Callable[[int, int], SwapStore], kv_bytes: int) -> tuple[float, float]:
+    """Bytes a second each way, and seconds on top for each block: of blocks of 1 to 64 tokens."""
+    sizes = [tokens * kv_bytes for tokens in TRANSFERRED]
+    seconds = np.array([_transfer_seconds(new_store(NUM_BLOCKS, size), size) for size in sizes])
+    matrix = np.stack([np.array(sizes, np.float64), np.ones(len(sizes))], axis=1)
+    per_byte, each = nnls(matrix / seconds[:, None], np.ones(len(sizes)))
+    return 1 / max(float(per_byte), 1e-15), float(each)
+
+
+def _transfer_seconds(store: SwapStore, block_bytes: int) -> float:
+    """Moving a block one way."""
     blocks = np.random.default_rng(0).integers(0, 256, (NUM_BLOCKS, block_bytes), dtype=np.uint8)
     moves: tuple[Callable[[int, memoryview], bool], ...] = (store.save, store.load)
     seconds = []
@@ -152,7 +148,80 @@ def _transfer_rate(store: SwapStore, block_bytes: int) -> float:
                         remedy="check the disk that swap_path names",
                     )
         seconds.append(perf_counter() - start)
-    return 2 * blocks.nbytes / statistics.median(seconds[1:])
+    if isinstance(store, FileSwapStore):
+        store.close()
+    return statistics.median(seconds[1:]) / (2 * NUM_BLOCKS)
+
+
+def block_efficiency(
+    spec: LLMSpec, kv_dtype: str, threads: int, *, context: int = 1024
+) -> tuple[tuple[int, float, float], ...]:
+    """What of its speed our attention keeps with blocks of 1 to 256 tokens in random places, beside one block
+    that holds the whole context: (block size, of decode rows, of prompts).
+
+    Small blocks are gathered into tiles of 16 tokens, which contiguous K and V need not be.
+    """
+    shape = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    if kv_dtype not in ("bfloat16", "int8"):
+        return ()  # the NumPy reference
+
+    def fastest(block_size: int) -> list[float]:
+        return [
+            _attention_seconds(shape, kv_dtype, threads, block_size, context, batch, rows)
+            for batch, rows in ((4, 1), (1, 64))
+        ]
+
+    best = {size: np.full(2, np.inf) for size in (*BLOCK_SIZES, context)}
+    for _ in range(REPETITIONS):  # taking turns, so that a disturbance hits all sizes
+        for size in best:
+            best[size] = np.minimum(best[size], fastest(size))
+    found = []
+    for size in BLOCK_SIZES:
+        decode, prompt = np.minimum(1.0, best[context] / best[size])
+        found.append((size, float(decode), float(prompt)))
+    return tuple(found)
+
+
+def _attention_seconds(
+    shape: tuple[int, int, int],
+    kv_dtype: str,
+    threads: int,
+    block_size: int,
+    context: int,
+    batch: int,
+    rows: int,
+) -> float:
+    """The fastest of some calls: `batch` items compute their last `rows` of `context` tokens in one layer."""
+    from leafage.kernels.native_attention import time_attention
+    from leafage.kernels.program import kv_head_bytes
+    from leafage.kernels.reference_attention import PagedLayer
+    from leafage.kernels.step_inputs import StepInputs
+
+    num_heads, num_kv_heads, head_dim = shape
+    blocks = -(-context // block_size)
+    rng = np.random.default_rng(0)
+    pool = np.full(
+        (batch * blocks, 2 * num_kv_heads * kv_head_bytes(kv_dtype, head_dim) * block_size), 0x3E, np.uint8
+    )
+    none, counts = np.zeros(0, np.int32), np.full(batch, rows, np.int32)
+    inputs = StepInputs.of(
+        token_ids=none,
+        positions=none,
+        slots=none,
+        item_rows=np.arange(batch, dtype=np.int32) * rows,
+        item_num_rows=counts,
+        item_starts=np.full(batch, context, np.int32) - counts,
+        table_offsets=np.arange(batch, dtype=np.int32) * blocks,
+        tables=rng.permutation(batch * blocks).astype(np.int32),
+        logit_rows=none,
+    )
+    q = rng.standard_normal((batch * rows, num_heads * head_dim)).astype(np.float32)
+    out = np.zeros_like(q)
+    layer = PagedLayer(pool, block_size, num_kv_heads, head_dim, kv_dtype)
+    return min(
+        time_attention(q, layer, inputs, out, scale=head_dim**-0.5, num_threads=threads)
+        for _ in range(20 if rows == 1 else 4)
+    )
 
 
 def _cpu_name(build: Build) -> str:

@@ -27,6 +27,9 @@ def test_a_calibrated_file_is_read_by_the_engine_and_the_simulator(tmp_path: Pat
     assert fit.held_out["all"].count > 20 and len(said) == 10
     assert hardware.steps == fit.costs and (hardware.name, hardware.threads) == ("here", 1)
     assert 1e8 < hardware.host_bandwidth < 1e12 and 1e7 < hardware.file_bandwidth < 1e12
+    curve = hardware.block_efficiency
+    assert [size for size, *_ in curve] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert curve[0][1] < 0.5 < curve[-1][1], "blocks of one token are gathered token by token"
     hardware.save(file)
     assert Hardware.load(str(file)) == hardware
 
@@ -34,6 +37,7 @@ def test_a_calibrated_file_is_read_by_the_engine_and_the_simulator(tmp_path: Pat
         cost = llm.build.engine.scheduler.admission.restore_cost
         block_bytes = llm.build.plan.block_bytes
     assert cost.per_block == pytest.approx(2 * block_bytes / hardware.host_bandwidth)
+    assert cost.per_transfer == hardware.copy_seconds
     assert cost.per_token == pytest.approx(2 * spec.num_layer_params / hardware.product_flops)
 
     config = EngineConfig(kv_cache_tokens=8192, max_num_seqs=8)

@@ -17,6 +17,8 @@ from leafage.sim.workload import SimRequest
 
 STEPS_EACH = 5
 """Decode steps at each batch size."""
+MOST_SEQUENCES = 128
+"""In a step; what more of them cost goes on as it rose."""
 OUTLIER = 0.5
 """A step that took so much longer than predicted was disturbed, and is not fitted."""
 KINDS = ("decode", "prompt", "mixed")
@@ -95,7 +97,8 @@ class Scenarios:
 
     def __iter__(self) -> Iterator[Scenario]:
         real = self._real
-        most = max(1, min(real.max_num_seqs, real.max_num_batched_tokens, real.kv_tokens // 128))
+        limits = (MOST_SEQUENCES, real.max_num_seqs, real.max_num_batched_tokens, real.kv_tokens // 128)
+        most = max(1, min(limits))
         grid, between = self._split(_BATCH_SIZES, most)
         yield self._decode("batch sizes", 8, grid)
         yield self._decode("batch sizes between", 24, between or [1], held_out=True)
@@ -159,33 +162,7 @@ class Scenarios:
         return SimRequest(f"calibration-{self._number}", 0.0, prompt, range(num_output_tokens))
 
 
-_BATCH_SIZES = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    14,
-    16,
-    20,
-    24,
-    28,
-    32,
-    40,
-    48,
-    56,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-)
+_BATCH_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112)
 _LONG_BATCH_SIZES = (1, 2, 4, 6, 8)
 _CHUNKS = (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)

@@ -109,15 +109,15 @@ class CostModel:
         self.kv_bytes_per_token = spec.kv_bytes_per_token / min(tensor_parallel, spec.num_kv_heads)
         """On each device."""
         flops = hardware.product_flops * tensor_parallel
-        slowdown = hardware.attention_slowdown(block_size)
+        decode, prompt = hardware.attention_slowdown(block_size)
         bandwidth = hardware.bandwidth * hardware.memory_efficiency
         self._per_token = 2 * spec.num_layer_params / flops
         self._per_row = 2 * spec.num_head_params / flops
-        self._per_pair = 4 * spec.num_layers * spec.num_heads * spec.head_dim * slowdown
+        self._per_pair = 4 * spec.num_layers * spec.num_heads * spec.head_dim * prompt
         self._per_pair /= hardware.attention_flops * tensor_parallel
         read = spec.weight_bytes_each * (spec.num_layer_params + spec.num_head_params) / tensor_parallel
         self._weights = read / bandwidth
-        self._per_context = self.kv_bytes_per_token * slowdown / bandwidth
+        self._per_context = self.kv_bytes_per_token * decode / bandwidth
         self._per_slot = 2 * self.kv_bytes_per_token / bandwidth
         self._per_moved = (
             self.kv_bytes_per_token * block_size / hardware.host_bandwidth + hardware.copy_seconds
@@ -126,8 +126,8 @@ class CostModel:
         self._measured: MeasuredSteps | None = None
         steps = hardware.steps
         if steps is not None and steps.spec.has_shape_of(spec) and tensor_parallel == 1:
-            slowdown /= hardware.attention_slowdown(steps.block_size)
-            self._measured = MeasuredSteps(steps, attention=slowdown)
+            there = hardware.attention_slowdown(steps.block_size)
+            self._measured = MeasuredSteps(steps, decode=decode / there[0], prompt=prompt / there[1])
         if tensor_parallel > 1:
             ring = 2 * (tensor_parallel - 1) / tensor_parallel
             reduces = 2 * spec.num_layers

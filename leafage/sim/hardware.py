@@ -45,8 +45,8 @@ class Hardware:
         link_bandwidth: between devices that share a model, in bytes per second each way; 0: not linked.
         link_seconds: latency of one all-reduce.
         threads: of a CPU, whose `flops` they reach together; 0: not a CPU.
-        block_efficiency: share of its speed that attention keeps with blocks of a size (tokens, share), by
-            size; between two sizes by the logarithm. Empty: all of it.
+        block_efficiency: (tokens of a block, share of its speed that attention of decode rows keeps, the same
+            of prompts), by size; between two sizes by the logarithm. Empty: all of it.
         steps: what steps of one model take, where they were measured; None: a roofline.
     """
 
@@ -65,20 +65,21 @@ class Hardware:
     link_bandwidth: float = 0.0
     link_seconds: float = 10e-6
     threads: int = 0
-    block_efficiency: tuple[tuple[int, float], ...] = ()
+    block_efficiency: tuple[tuple[int, float, float], ...] = ()
     steps: StepCosts | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name not in ("name", "block_efficiency", "steps"):
                 _check(field.name, getattr(self, field.name))
-        sizes = [size for size, _ in self.block_efficiency]
+        sizes = [size for size, *_ in self.block_efficiency]
         if sorted(set(sizes)) != sizes or (sizes and sizes[0] < 1):
             raise InvalidParameterError(
                 "hardware: block_efficiency is no curve", value=sizes, limit="block sizes from 1 upwards"
             )
-        for _, share in self.block_efficiency:
-            _check("block_efficiency", share)
+        for _, *shares in self.block_efficiency:
+            for share in shares:
+                _check("block_efficiency", share)
 
     @property
     def product_flops(self) -> float:
@@ -90,18 +91,20 @@ class Hardware:
         """What attention reaches, in operations per second."""
         return self.flops * (self.attention_efficiency or self.compute_efficiency)
 
-    def attention_slowdown(self, block_size: int) -> float:
-        """By what attention takes longer with blocks of this size than with contiguous K and V."""
+    def attention_slowdown(self, block_size: int) -> tuple[float, float]:
+        """By what attention takes longer with blocks of this size than with contiguous K and V: of decode
+        rows, and of prompts."""
         if not self.block_efficiency:
-            return 1.0
-        sizes = [math.log(size) for size, _ in self.block_efficiency]
-        shares = [share for _, share in self.block_efficiency]
-        at = math.log(block_size)
-        if at <= sizes[0] or at >= sizes[-1]:
-            return 1 / shares[0 if at <= sizes[0] else -1]
-        after = bisect_right(sizes, at)
-        part = (at - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
-        return 1 / (shares[after - 1] + part * (shares[after] - shares[after - 1]))
+            return 1.0, 1.0
+        sizes, *curves = zip(*self.block_efficiency, strict=True)
+        after = bisect_right(sizes, block_size)
+        if after in (0, len(sizes)):
+            decode, prompt = (shares[max(after - 1, 0)] for shares in curves)
+            return 1 / decode, 1 / prompt
+        low, high = sizes[after - 1], sizes[after]
+        part = math.log(block_size / low) / math.log(high / low)
+        decode, prompt = (shares[after - 1] + part * (shares[after] - shares[after - 1]) for shares in curves)
+        return 1 / decode, 1 / prompt
 
     def with_threads(self, threads: int) -> Hardware:
         """A CPU of so many threads like these: operations grow with them, the memory stays what it is."""
@@ -153,7 +156,7 @@ class Hardware:
     def _of(cls, numbers: dict[str, Any]) -> Hardware:
         numbers = dict(numbers)
         if curve := numbers.get("block_efficiency"):
-            numbers["block_efficiency"] = tuple((int(size), share) for size, share in curve)
+            numbers["block_efficiency"] = tuple((int(size), *shares) for size, *shares in curve)
         if numbers.get("steps") is not None:
             numbers["steps"] = StepCosts.from_dict(numbers["steps"])
         return cls(**numbers)

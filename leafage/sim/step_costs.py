@@ -88,10 +88,12 @@ class StepCosts:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of one more token where there are many: over the upper half of the counts."""
+        """Of one more token where there are many: over the upper half of the counts. Where measuring a tiny
+        model found none, the share of a token in a whole step."""
         count, seconds = self.tokens[-1]
         below = max((point for point in self.tokens if 2 * point[0] <= count), default=self.tokens[0])
-        return (seconds - below[1]) / (count - below[0])
+        slope = (seconds - below[1]) / (count - below[0])
+        return slope or (seconds + self.rows[1][1] + self.per_item) / count or 1e-12
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -102,15 +104,16 @@ class MeasuredSteps:
     """`StepCosts`, ready for many look-ups.
 
     Args:
-        attention: what its costs are multiplied with, where blocks of another size slow it down.
+        decode, prompt: what attention of decode rows and of prompts is multiplied with, where blocks are of
+            another size.
     """
 
-    def __init__(self, costs: StepCosts, *, attention: float = 1.0) -> None:
+    def __init__(self, costs: StepCosts, *, decode: float = 1.0, prompt: float = 1.0) -> None:
         self._tokens = _CurveTable(costs.tokens)
         self._rows = _CurveTable(costs.rows)
         self._per_item = costs.per_item
-        self._per_context = costs.per_context * attention
-        self._per_pair = costs.per_pair * attention
+        self._per_context = costs.per_context * decode
+        self._per_pair = costs.per_pair * prompt
 
     def seconds_of(self, load: Load) -> float:
         """What a step with this work takes, without transfers and copies."""

@@ -30,7 +30,7 @@ def test_every_instruction_set_has_a_machine(kernels: str) -> None:
 def test_a_file_is_read_back_with_all_that_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     hardware = Hardware(
-        name="here", **NUMBERS, threads=2, block_efficiency=((1, 0.5), (16, 0.9)), steps=COSTS
+        name="here", **NUMBERS, threads=2, block_efficiency=((1, 0.5, 0.6), (16, 0.9, 1.0)), steps=COSTS
     )
     hardware.save(file)
     assert Hardware.load(str(file)) == hardware
@@ -53,8 +53,8 @@ def test_a_file_may_be_as_short_as_four_numbers(tmp_path: Path) -> None:
         ({**NUMBERS, "watts": 5}, "unknown numbers; got 'watts'"),
         ({"flops": 1.0}, "lacks a number"),
         ([1, 2], "holds no object"),
-        ({**NUMBERS, "block_efficiency": [[16, 0.9], [1, 0.5]]}, "block_efficiency is no curve"),
-        ({**NUMBERS, "block_efficiency": [[16, 1.9]]}, "block_efficiency is out of range"),
+        ({**NUMBERS, "block_efficiency": [[16, 0.9, 0.9], [1, 0.5, 0.5]]}, "block_efficiency is no curve"),
+        ({**NUMBERS, "block_efficiency": [[16, 1.9, 1.0]]}, "block_efficiency is out of range"),
         ({**NUMBERS, "steps": [1]}, "steps is no object"),
         ({**NUMBERS, "steps": {"rows": []}}, "steps does not hold the expected numbers"),
     ],
@@ -86,17 +86,18 @@ def test_operations_of_a_cpu_grow_with_its_threads() -> None:
 
 
 def test_attention_slows_down_where_blocks_are_small() -> None:
-    hardware = Hardware(name="cpu", **NUMBERS, block_efficiency=((1, 0.5), (16, 0.9), (256, 1.0)))
-    assert hardware.attention_slowdown(1) == 2.0
-    assert hardware.attention_slowdown(4) == pytest.approx(1 / 0.7)
-    assert hardware.attention_slowdown(1024) == 1.0
-    assert Hardware(name="gpu", **NUMBERS).attention_slowdown(1) == 1.0
+    curve = ((1, 0.5, 0.25), (16, 0.9, 0.75), (256, 1.0, 1.0))
+    hardware = Hardware(name="cpu", **NUMBERS, block_efficiency=curve)
+    assert hardware.attention_slowdown(1) == (2.0, 4.0)
+    assert hardware.attention_slowdown(4) == pytest.approx((1 / 0.7, 2.0))
+    assert hardware.attention_slowdown(256) == hardware.attention_slowdown(1024) == (1.0, 1.0)
+    assert Hardware(name="gpu", **NUMBERS).attention_slowdown(1) == (1.0, 1.0)
 
 
 def test_the_roofline_counts_the_slowdown_in_attention_alone() -> None:
     spec = LLMSpec.load("smollm2-135m")
     even = Hardware(name="even", **NUMBERS)
-    slow = Hardware(name="slow", **NUMBERS, block_efficiency=((1, 0.5), (16, 1.0)))
+    slow = Hardware(name="slow", **NUMBERS, block_efficiency=((1, 0.5, 0.5), (16, 1.0, 1.0)))
     ones, sixteens = CostModel(slow, spec, block_size=1), CostModel(slow, spec, block_size=16)
     prompt = Load(tokens=64, rows=1, pairs=64 * 65 // 2, context=64, items=1)
     far = Load(tokens=1, rows=1, pairs=8000, context=8000, items=1, decode_context=8000)
@@ -119,7 +120,10 @@ def test_measured_steps_replace_the_roofline_for_their_model_alone() -> None:
 
 def test_measured_attention_slows_down_as_blocks_of_another_size_do() -> None:
     hardware = Hardware(
-        name="here", **NUMBERS, steps=COSTS, block_efficiency=((1, 0.25), (16, 0.5), (256, 1.0))
+        name="here",
+        **NUMBERS,
+        steps=COSTS,
+        block_efficiency=((1, 0.25, 1.0), (16, 0.5, 1.0), (256, 1.0, 1.0)),
     )
     load = Load(tokens=1, rows=1, pairs=1000, context=1000, items=1, decode_context=1000)
     at = {size: CostModel(hardware, SPEC, block_size=size).seconds_of(load) for size in (1, 16, 256)}
