@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.soak, needs_traces]
     [
         ("azure_llm_2023_code.csv", 1, 2048, 0.0),
         ("azure_llm_2023_conv.csv", 1, 2048, 0.0),
-        ("mooncake_conversation.jsonl", 4, 8192, 0.1),
+        ("mooncake_conversation.jsonl", 4, 8192, 0.05),
         ("mooncake_synthetic.jsonl", 4, 8192, 0.1),
     ],
 )
