@@ -241,6 +241,51 @@ def demo_beams(tools: Tools) -> Outcome:
     )
 
 
+MIXED = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
+    "3 samples": SamplingParams(n=3, seed=SEED, temperature=1.0, max_tokens=16, ignore_eos=True),
+    "4 beams": SamplingParams(beam_width=4, n=4, max_tokens=16, ignore_eos=True),
+    "one sample": SamplingParams(seed=SEED, temperature=1.0, max_tokens=16, ignore_eos=True),
+}
+"""Ways of decoding, for one batch."""
+
+
+def demo_mixed(tools: Tools) -> Outcome:
+    """Requests that decode in different ways, together and each alone."""
+    rows: list[list[Cell]] = []
+    checks = []
+    for model, name in MODELS.items():
+        runner = Runner(tools, model, block_size=BEAM_BLOCK, prefix_index="none")
+        prompts = [runner.prompt(20 + i, skip=i) for i in range(len(MIXED))]
+        sizes: list[int] = []
+
+        def count(batch: Batch, sizes: list[int] = sizes) -> None:
+            sizes.append(len({item.request_id for item in batch.items}))
+
+        runner.on_scheduled = count
+        together = runner.run(prompts, list(MIXED.values()))
+        runner.on_scheduled = None
+        for (way, params), prompt, answered in zip(MIXED.items(), prompts, together, strict=True):
+            [by_itself] = runner.run([prompt], [params])
+            same = answered.token_ids == by_itself.token_ids
+            rows.append([name, way, len(answered.token_ids), "yes" if same else "no"])
+            checks.append(
+                Check.exact(f"{name}, {way}: the answers are those of the request alone", same, True)
+            )
+        checks.append(Check.exact(f"{name}: ways of decoding in one batch", max(sizes), len(MIXED)))
+    columns = [
+        Column("model"),
+        Column("decoding"),
+        Column("answers", Source.OURS),
+        Column("as alone", Source.OURS),
+    ]
+    return Outcome(
+        [Table("One batch", columns, rows)],
+        checks,
+        ["Who shares what stands in block tables and reference counts; the kernel sees lists of blocks."],
+    )
+
+
 DEMOS: Sequence[Demo] = (
     Demo(
         "code03-1",
@@ -257,5 +302,13 @@ DEMOS: Sequence[Demo] = (
         demo_beams,
         model="smollm2",
         seconds=20,
+    ),
+    Demo(
+        "mixed",
+        ("R4-6",),
+        "Section 4.3: samples, beams and greedy requests in one batch",
+        demo_mixed,
+        model="smollm2",
+        seconds=3,
     ),
 )

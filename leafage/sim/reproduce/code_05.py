@@ -367,6 +367,8 @@ DEMOS = (
         demo_prefill_time,
         seconds=2,
     ),
+)
+EXERCISES = (
     Demo(
         "exercise-5", ("R7-8", "E5"), "Exercise 5: a cache smaller than a request", demo_too_small, seconds=2
     ),

@@ -151,8 +151,15 @@ def _throughput(tools: Tools, workload: Workload, **settings: Any) -> float:
 
 # -- blocks saved ----------------------------------------------------------------------------------
 
+NUM_REQUESTS = {
+    ("Alpaca", False): 48,
+    ("ShareGPT", False): 40,
+    ("Alpaca", True): 24,
+    ("ShareGPT", True): 8,
+}
+"""By dataset and whether it is searched; fewer where each takes long."""
 SAVED = {
-    (dataset, beams, width): Decoding(dataset, beams, width, 12 if beams and dataset == "ShareGPT" else 48)
+    (dataset, beams, width): Decoding(dataset, beams, width, NUM_REQUESTS[dataset, beams])
     for dataset in LENGTHS
     for beams in (False, True)
     for width in WIDTHS

@@ -60,8 +60,15 @@ def test_the_naive_search_is_the_one_that_beams_are_tested_with() -> None:
     assert code_03.naive_beam_search(tops, [5], 3, 9) == [answer.tokens for answer in expected]
 
 
+def test_r4_6_ways_of_decoding_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_03, "MODELS", {"tiny": "tiny random model"})
+    outcome = code_03.demo_mixed(make_tools())
+    assert_passed(outcome)
+    assert [row[2] for row in outcome.tables[0].rows] == [1, 3, 4, 1]
+
+
 @pytest.mark.real_model
 @pytest.mark.soak
-@pytest.mark.parametrize("demo", ["code03-1", "code03-2"])
+@pytest.mark.parametrize("demo", ["code03-1", "code03-2", "mixed"])
 def test_all_verdicts(demo: str) -> None:
     assert_passed(run(demo))
