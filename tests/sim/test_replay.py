@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from leafage.build import build_simulation
+from leafage.config import EngineConfig
 from leafage.errors import ExecutorError, LeafageError
 from leafage.sim.cost_model import Load
+from leafage.sim.hardware import Hardware
 from leafage.sim.replay import replay
-from leafage.sim.workload import SimRequest
+from leafage.sim.step_costs import StepCosts
+from leafage.sim.trace_fit import latencies_of
+from leafage.sim.workload import SimRequest, Trace
 from tests.sim.real import sleeping_engine
+from tests.sim.test_step_costs import SPEC
 
 STEP = 0.01
 
@@ -58,3 +65,26 @@ def test_a_failed_request_ends_the_replay() -> None:
     real.engine.executor = None  # type: ignore[assignment]
     with pytest.raises(ExecutorError):
         replay(real, [SimRequest("a", 0.0, range(20), range(2))])
+
+
+def test_a_simulation_of_the_same_steps_has_the_same_latencies() -> None:
+    """Prompts wait for the token budget, and some arrive while a step runs."""
+    real = sleeping_engine(3 * STEP, max_num_seqs=6)
+    rng = np.random.default_rng(4)
+    requests = [
+        SimRequest(str(i), float(rng.uniform(0, 0.6)), range(40 * i, 40 * i + 40), range(i, i + 4 + i % 5))
+        for i in range(16)
+    ]
+    replayed = replay(real, requests)
+    each = float(np.mean([step.seconds for step in replayed.steps]))
+    steps = StepCosts(spec=SPEC, block_size=16, tokens=((0, each), (1, each)), rows=((0, 0.0), (1, 0.0)))
+    hardware = Hardware(
+        name="sleeps", flops=1e12, bandwidth=1e10, memory_bytes=1e9, host_bandwidth=1e9, steps=steps
+    )
+    config = EngineConfig(
+        kv_cache_tokens=real.kv_tokens, max_model_len=512, max_num_seqs=6, max_num_batched_tokens=64
+    )
+    simulated = build_simulation(config, hardware, SPEC).run(Trace(requests))
+    assert latencies_of(simulated.records).means == pytest.approx(
+        latencies_of(replayed.records).means, rel=0.1
+    )
