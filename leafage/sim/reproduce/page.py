@@ -233,6 +233,7 @@ table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular
 caption { text-align: left; font-weight: 600; padding: .3rem 0 }
 th, td { border: 1px solid #d5dae0; padding: .25rem .6rem; text-align: right }
 th:first-child, td:first-child, .text { text-align: left }
+td:first-child { min-width: 8rem }
 th { background: #f3f5f7; font-weight: 600 }
 .ours { background: #eef6ee } .lecture { background: #f4f1fa } .paper { background: #fbf4e6 }
 .bars p { display: flex; gap: .6rem; margin: .15rem 0; align-items: center; font-size: .9em }
