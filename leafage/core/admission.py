@@ -194,8 +194,8 @@ class Admission:
     def all_wait(self) -> bool:
         """Whether nobody gets in as long as nobody comes or goes and those that run take what they need.
 
-        Once refused, a request stays refused while memory only shrinks: what running gangs may still ask for
-        at worst shrinks with it. With a prefix index it also depends on what is published: it is tried again.
+        Whoever does not fit now never does while memory only shrinks: what running gangs may still ask for at
+        worst shrinks with it. With a prefix index it also depends on what is published: ask again then.
         """
         roster, policy = self.roster, self.roster.policy
         if not roster.waiting:
@@ -207,13 +207,18 @@ class Admission:
         if not policy.steady or policy.skips_blocked:
             return False
         request = next(policy.order(roster.waiting), None)
-        if request is not self.refused or request is None or isinstance(self.kv.index, NoIndex):
-            return request is self.refused
+        tried = request is self.refused
+        indexed = not isinstance(self.kv.index, NoIndex)
+        if request is None or (tried and not indexed):
+            return tried
+        if not tried and (indexed or self.kv.counts_refusals or roster.blocked(request)):
+            return False  # trying it would leave a trace
         if roster.num_seqs + request.params.num_sequences > self.max_num_seqs:
             return True
-        return not request.swapped and not self.kv.fits_without(
-            [], request, *self._terms(request, roster.running)
-        )
+        if request.swapped and (indexed or request.params.num_sequences > 1):
+            return False  # coming back takes other blocks than these
+        terms = self._terms(request, roster.running)
+        return not self.kv.fits_without([], request, *terms)
 
     def make_way(self, step: int, budget: int) -> None:
         """Admit waiting requests of a higher class than some that run, at their expense if need be.

@@ -11,7 +11,7 @@ For simulations: tokens must be known before they are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from leafage.core.request import FinishKind, FinishReason, Request, Sequence
 if TYPE_CHECKING:
     from leafage.core.scheduler import Scheduler
 
-Foresight = Callable[[Sequence, int], list[int]]
+Foresight = Callable[[Sequence, int], Iterable[int]]
 """(sequence, count) -> the next so many tokens that it will draw."""
 
 

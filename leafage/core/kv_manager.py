@@ -61,6 +61,8 @@ class KVManager:
         InvalidParameterError: for sizes below 1 or an unknown index.
     """
 
+    counts_refusals = False
+
     def __init__(
         self,
         num_blocks: int,

@@ -153,6 +153,11 @@ class KV(Protocol):
     pins: Pins
 
     @property
+    def counts_refusals(self) -> bool:
+        """Whether `admit` remembers that a request did not fit."""
+        ...
+
+    @property
     def index(self) -> PrefixIndex: ...
     @property
     def num_free(self) -> int: ...

@@ -41,6 +41,9 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
+RUNNING = RequestStatus.RUNNING  # for loops: members of an Enum are slow to find
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One token stream with one block table.

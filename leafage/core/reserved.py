@@ -78,6 +78,7 @@ class ReservedKVManager:
     """
 
     max_pinned_blocks = 0
+    counts_refusals = True
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from leafage.core.misses import note_miss
 from leafage.core.pins import PrefixPin
 from leafage.core.policy import MAX_PASSES, PolicyMaker, make_policy
 from leafage.core.protocols import KV, StopCheck
-from leafage.core.request import Delta, FinishKind, FinishReason, Request, RequestStatus, Sequence
+from leafage.core.request import RUNNING, Delta, FinishKind, FinishReason, Request, Sequence
 from leafage.core.roster import Roster
 from leafage.core.rows import (
     Chunk,
@@ -191,13 +191,13 @@ class Scheduler:
 
     def _schedule_decodes(self, chunks: list[Chunk], budget: int) -> tuple[int, list[Request]]:
         """Gangs that only await their next tokens, oldest first, whole. Budget left, and the other gangs."""
-        kv, size = self.kv, self.kv.block_size
+        kv, size, step = self.kv, self.kv.block_size, self.step
         prefilling: list[Request] = []
         spent = False
         for request in self.roster.running[:]:
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not RUNNING:
                 continue  # preempted by an earlier one
-            if request.visited == self.step and request.swapped:
+            if request.visited == step and request.swapped:
                 continue  # just admitted: its blocks arrive in this step
             if request.prefilling:
                 prefilling.append(request)
@@ -208,9 +208,9 @@ class Scheduler:
             spent = spent or len(members) > budget
             if spent:
                 continue
-            request.visited = self.step
+            request.visited = step
             if len(request.sequences) > 1 or len(members[0].block_table) * size < len(members[0].tokens):
-                if not self.admission.make_room(request, members, self.step):
+                if not self.admission.make_room(request, members, step):
                     continue
                 for seq in members:
                     kv.grow(seq, len(seq.tokens))
@@ -233,7 +233,7 @@ class Scheduler:
         for i, request in enumerate(prefilling):
             if budget == 0:
                 break
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not RUNNING:
                 continue
             request.visited = self.step
             members = request.live
@@ -342,10 +342,7 @@ class Scheduler:
                 self._pin(request, seq, request.pin)
                 continue
             if draws and request.beams is None:
-                new = self._append(request, seq, result.sampled)
-                if prompt_logprobs:
-                    new[0].prompt_logprobs = prompt_logprobs
-                deltas += new
+                self._append(request, seq, result.sampled, prompt_logprobs, deltas)
                 continue
             if draws:
                 rows.setdefault(request.request_id, []).append(result.sampled[0])
@@ -368,20 +365,23 @@ class Scheduler:
         else:
             self.admission.restart(request)
 
-    def _append(self, request: Request, seq: Sequence, sampled: list[SampledToken]) -> list[Delta]:
-        """The sequence (and, after a prompt, its new siblings) got a token each."""
+    def _append(
+        self, request: Request, seq: Sequence, sampled: list[SampledToken], prompt: list[SampledToken],
+        deltas: list[Delta],
+    ) -> None:  # fmt: skip
+        """The sequence (and, after a prompt, its new siblings) got a token each. `prompt`: its logprobs."""
         self.counters.generated_tokens += len(sampled)
-        if len(sampled) == 1:
-            return [self._draw(request, seq, sampled[0])]
-        members = [seq] + [self.admission.fork(request, seq) for _ in sampled[1:]]
-        return [self._draw(request, *drawn) for drawn in zip(members, sampled, strict=True)]
-
-    def _draw(self, request: Request, seq: Sequence, token: SampledToken) -> Delta:
-        finish = finish_reason(request, seq, token.token_id, self.stop_check)
-        seq.tokens.append(token.token_id)
-        if finish is not None:
-            self.retire(request, seq, finish)
-        return Delta(request.request_id, seq.index, [token], finish, num_cached=request.num_cached or 0)
+        members = request.sequences if len(sampled) > 1 else (seq,)
+        for _ in sampled[1:]:
+            self.admission.fork(request, seq)
+        for member, token in zip(members, sampled, strict=True):
+            finish = finish_reason(request, member, token.token_id, self.stop_check)
+            member.tokens.append(token.token_id)
+            cached = request.num_cached or 0
+            deltas.append(Delta(request.request_id, member.index, [token], finish, prompt, cached))
+            prompt = []
+            if finish is not None:
+                self.retire(request, member, finish)
 
     def retire(self, request: Request, seq: Sequence, reason: FinishReason) -> None:
         """The sequence drew its last token; with the last sequence the request ends."""
@@ -468,7 +468,7 @@ class Scheduler:
         """End all live sequences of a request, running or waiting. An aborted one is not reported."""
         deltas = last_deltas(request, reason)
         for seq in request.live:
-            if request.status is RequestStatus.RUNNING:
+            if request.status is RUNNING:
                 self.admission.leave(seq, keep_tail=reason.kind is FinishKind.ABORT)
             seq.finish = reason
         self._finish(request, reason)

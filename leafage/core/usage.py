@@ -103,11 +103,13 @@ def _add_rest(usage: Usage, kv: KVManager) -> None:
         copied_pinned = sum(block in store.pinned for block in copied)
         pinned += copied_pinned
         cached = len(copied) - copied_pinned
+    cached += kv.num_cached
+    free = kv.num_free
     usage.pinned = pinned * size
-    usage.cached = (kv.num_cached + cached) * size
-    usage.free = kv.num_free * size
-    active = kv.num_active - pinned - cached
-    usage.stored = active * size - usage.reservation - usage.internal  # shared ones once
+    usage.cached = cached * size
+    usage.free = free * size
+    held = kv.num_blocks - free - cached - pinned
+    usage.stored = held * size - usage.reservation - usage.internal  # shared ones once
     if kv.duplicates is not None:
         usage.duplicates = kv.duplicates.num_blocks * size
 

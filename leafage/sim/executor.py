@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
@@ -68,15 +68,15 @@ class SimExecutor:
             sampled = []
             for sample in item.samples:
                 token_id = output[sample.position - start] + sample.index * SIBLING
-                sampled.append(SampledToken(token_id, 0.0))
-            items.append(ItemOutput(sampled))
+                sampled.append(SampledToken(token_id, 0.0, 0, []))
+            items.append(ItemOutput(sampled, []))
         return StepOutput(items)
 
-    def next_tokens(self, seq: Sequence, count: int) -> list[int]:
+    def next_tokens(self, seq: Sequence, count: int) -> Iterable[int]:
         """The next so many tokens that a sequence will draw."""
         start = len(seq.tokens) - seq.num_prompt_tokens
         tokens = self._requests[seq.request_id].output[start : start + count]
-        return [token + seq.index * SIBLING for token in tokens] if seq.index else list(tokens)
+        return [token + seq.index * SIBLING for token in tokens] if seq.index else tokens
 
     def forward(self, load: Load) -> None:
         """Take the time of a step with this work."""
