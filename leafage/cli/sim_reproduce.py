@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,7 +89,12 @@ def make_tools() -> Tools:
     """The makers of engines and simulations that demos are handed."""
     from leafage.sim.reproduce.demo import Tools
 
-    return Tools(simulation=make_simulation, engine=make_engine, scenario=make_scenario)
+    return Tools(
+        simulation=make_simulation,
+        engine=make_engine,
+        scenario=make_scenario,
+        block_efficiency=measure_block_efficiency,
+    )
 
 
 def make_simulation(settings: Mapping[str, Any], hardware: Hardware, spec: LLMSpec) -> Simulation:
@@ -120,6 +125,14 @@ def make_scenario(
         workload=workload,
         workload_settings=workload_settings,
     )
+
+
+def measure_block_efficiency() -> Sequence[tuple[int, float, float]]:
+    """What blocks of each size cost this machine's attention, with the shape of SmolLM2 and one thread."""
+    from leafage.calibration import block_efficiency
+    from leafage.sim.llm_spec import LLMSpec
+
+    return block_efficiency(LLMSpec.load("smollm2-135m"), "bfloat16", 1)
 
 
 def make_engine(model: str, settings: Mapping[str, Any]) -> RealEngine:

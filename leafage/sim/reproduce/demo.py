@@ -185,11 +185,15 @@ class EngineFactory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Makers of what this package may not import: functions of modules, which processes can be handed."""
+    """Makers of what this package may not import: functions of modules, which processes can be handed.
+
+    `block_efficiency` measures this machine's attention, see `Hardware.block_efficiency`.
+    """
 
     simulation: SimulationFactory
     engine: EngineFactory
     scenario: ScenarioFactory
+    block_efficiency: Callable[[], Sequence[tuple[int, float, float]]]
 
 
 class Part(Protocol):

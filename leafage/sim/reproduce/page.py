@@ -68,7 +68,7 @@ def summary(reports: Sequence[Report]) -> str:
 
 
 def markdown(reports: Sequence[Report]) -> str:
-    """The page `docs/reproduction.md`; nothing in it depends on when it is made."""
+    """The page `docs/reproduction.md`; but for the times of kernels, nothing in it depends on the machine."""
     lines = [f"# {TITLE}", "", INTRODUCTION, "", summary(reports) + ".", ""]
     lines += ["| demo | covers | verdict |", "|---|---|---|"]
     for report in reports:
