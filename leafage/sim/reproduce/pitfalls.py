@@ -92,26 +92,27 @@ ATTENTION = AttentionEfficiency()
 def paged_kernel(results: Results) -> Outcome:
     """Attention over scattered blocks beside attention over one piece, on this machine."""
     found: dict[int, tuple[float, float]] = results[ATTENTION]
-    decode, prompt = found[16]
-    rows: list[tuple[str, Cell, Cell, Cell]] = [
-        ("decode rows, blocks of 16: slower by", f"{1 / decode - 1:.0%}", "slower", "20 to 26 %"),
-        ("prompts, blocks of 16: slower by", f"{1 / prompt - 1:.0%}", None, None),
-    ]
+    rows: list[tuple[str, Cell, Cell, Cell]] = []
+    for size in (8, 16):
+        decode, prompt = found[size]
+        said = ("slower", "20 to 26 %") if size == 16 else (None, None)
+        rows.append((f"blocks of {size}, decode rows: slower by", f"{1 / decode - 1:.0%}", *said))
+        rows.append((f"blocks of {size}, prompts: slower by", f"{1 / prompt - 1:.0%}", None, None))
     return Outcome(
         [Table.compared("Paged attention against contiguous K and V", rows)],
         [
             Check.shape(
-                "scattered blocks make attention slower",
-                f"{decode:.0%} of its speed for decode rows",
-                "below 100 %",
-                decode < 1,
+                "blocks smaller than a tile make attention slower",
+                f"{found[8][0]:.0%} of its speed for decode rows with blocks of 8",
+                "below 90 %",
+                found[8][0] < 0.9,
             )
         ],
         [
-            "Measured in this machine's native kernels, one thread, 1,024 tokens: blocks in random "
-            "places against one block for all of it. So it is the layout that costs here; the paper compares "
-            "its kernel with FasterTransformer's on an A100. Attention is a part of a step only: what paging "
-            "gains is the larger batch."
+            "Measured in this machine's native kernels, one thread, 1,024 tokens: blocks in random places "
+            "against one block for all of it; the paper compares its kernel with FasterTransformer's on an "
+            "A100. Our kernels read tiles of 16 tokens: smaller blocks are gathered, larger ones cost little "
+            "or nothing, within the noise. Never is paged attention faster: the gain is the larger batch."
         ],
     )
 
