@@ -9,8 +9,8 @@ from typing import Any
 
 from leafage.errors import InvalidParameterError, LeafageError
 from leafage.sim.bound import Bound, bound_of
-from leafage.sim.cost_model import CostModel
-from leafage.sim.experiments import Run, run_of
+from leafage.sim.cost_model import CostModel, Load
+from leafage.sim.experiments import Run, run_of, simulate
 from leafage.sim.parallel import in_parallel
 from leafage.sim.result import SLO
 from leafage.sim.scenario import Scenario
@@ -123,7 +123,7 @@ def plan(
     slo: SLO = DEFAULT_SLO,
     share: float = 0.9,
     max_devices: int = 64,
-    max_requests: int = 2000,
+    max_requests: int = 1000,
     processes: int = 1,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
@@ -185,7 +185,7 @@ def _size(tensor_parallel: int, *, scenario: Scenario, slo: SLO, share: float, m
         return size.tried[replicas].metrics["slo_attainment"] >= share
 
     try:
-        low, high = 0, 1
+        low, high = 0, min(most, _first_guess(sharded, cost))
         while not meets(high) and high < most:
             low, high = high, min(2 * high, most)
         while high - low > 1:
@@ -197,6 +197,19 @@ def _size(tensor_parallel: int, *, scenario: Scenario, slo: SLO, share: float, m
     size.replicas, size.run, size.bound = high, size.tried[high], bounds[high]
     size.meets = size.run.metrics["slo_attainment"] >= share
     return size
+
+
+def _first_guess(scenario: Scenario, cost: CostModel) -> int:
+    """About half of the replicas that could compute all tokens while requests arrive: overload is slow to
+    simulate."""
+    prompts = outputs = 0
+    last = 0.0
+    for request in scenario.make_workload():
+        prompts += len(request.prompt)
+        outputs += len(request.output) * request.n
+        last = request.arrival
+    seconds = cost.parts_of(Load(tokens=prompts + outputs, rows=outputs), steps=0).compute
+    return max(1, int(0.5 * seconds / last)) if last else 1
 
 
 def _stressed(planned: Scenario) -> Scenario:
@@ -216,7 +229,7 @@ def _tune(found: Plan, processes: int, on_progress: Callable[[str], None]) -> No
     assert found.stress is not None
     varied = {name: _varied(found.stress, name) for name in TUNED}
     tasks = [each for scenarios in varied.values() for each in scenarios.values()]
-    runs = iter(in_parallel(partial(_run, slo=found.slo), tasks, processes=processes))
+    runs = iter(_run_once_each(tasks, found.slo, processes))
     changes = {}
     for name, scenarios in varied.items():
         default = found.stress.setting(name)
@@ -261,23 +274,27 @@ def _weigh_paging(found: Plan, processes: int, on_progress: Callable[[str], None
     tasks = [replace(case, config=kv) for case in cases.values() for kv in (paged, reserved)]
     runs = in_parallel(partial(_try, slo=found.slo), tasks, processes=processes)
     for index, label in enumerate(cases):
-        of_paged, of_reserved = runs[2 * index : 2 * index + 2]
+        of_paged, of_reserved = (run for run, _ in runs[2 * index : 2 * index + 2])
         error = of_paged.error or of_reserved.error
         found.gains.append(Gain(label, error=error) if error else Gain(label, of_paged, of_reserved))
-    found.bound = _bound(tasks[0])
+    found.bound = runs[0][1]
 
 
-def _bound(scenario: Scenario) -> Bound:
-    cost = CostModel(scenario.hardware, scenario.spec, tensor_parallel=scenario.tensor_parallel)
-    return bound_of(scenario.run(), cost, replicas=scenario.replicas)
+def _run_once_each(scenarios: Sequence[Scenario], slo: SLO, processes: int) -> list[Run]:
+    """Runs in their order; scenarios that are equal, such as the defaults of several settings, run once."""
+    different: list[Scenario] = []
+    for scenario in scenarios:
+        if scenario not in different:
+            different.append(scenario)
+    runs = in_parallel(partial(simulate, slo=slo), different, processes=processes)
+    return [runs[different.index(scenario)] for scenario in scenarios]
 
 
-def _run(scenario: Scenario, slo: SLO) -> Run:
-    return run_of(scenario.run(), slo)
-
-
-def _try(scenario: Scenario, slo: SLO) -> Run:
+def _try(scenario: Scenario, slo: SLO) -> tuple[Run, Bound | None]:
+    """A run and what bounds it, or why there is none."""
     try:
-        return _run(scenario, slo)
+        result = scenario.run()
     except LeafageError as error:
-        return Run(error=str(error))
+        return Run(error=str(error)), None
+    cost = CostModel(scenario.hardware, scenario.spec, tensor_parallel=scenario.tensor_parallel)
+    return run_of(result, slo), bound_of(result, cost, replicas=scenario.replicas)
