@@ -17,7 +17,7 @@ from leafage.cli.sim_question import (
     parse_slo,
     parse_variant,
 )
-from leafage.cli.sim_show import print_points, say_refusals, write_json, write_report
+from leafage.cli.sim_show import check_outputs, print_points, say_refusals, write_json, write_report
 from leafage.errors import InvalidParameterError
 
 METRICS = (
@@ -71,6 +71,7 @@ def compare(
             "a comparison needs two variants", value=len(variants), remedy="as in kv=paged kv=reserved-max"
         )
     lines = [find_metric(name) for name in metric.split(",")]
+    check_outputs(json, report)
     question = question or Question()
     slo = parse_slo(question.slo)
     scenario = make_scenario(question, flags)

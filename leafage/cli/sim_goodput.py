@@ -17,7 +17,7 @@ from leafage.cli.sim_question import (
     parse_slo,
     parse_variant,
 )
-from leafage.cli.sim_show import say_refusals, show_slo, table, write_json, write_report
+from leafage.cli.sim_show import check_outputs, say_refusals, show_slo, table, write_json, write_report
 
 if TYPE_CHECKING:
     from leafage.sim.goodput import Goodput
@@ -68,6 +68,7 @@ def goodput(
     from leafage.sim import goodput as searching
     from leafage.sim.results_json import goodput_as_dict
 
+    check_outputs(json, report)
     question = question or Question()
     slo = parse_slo(question.slo)
     scenario = make_scenario(question, flags)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from leafage.cli import terminal
 from leafage.cli.flags import with_flags
 from leafage.cli.sim_question import SIM_FLAGS, Question, make_scenario, parse_slo
-from leafage.cli.sim_show import say_refusals, show_slo, table, write_json, write_report
+from leafage.cli.sim_show import check_outputs, say_refusals, show_slo, table, write_json, write_report
 
 if TYPE_CHECKING:
     from leafage.sim.plan import Plan, Size
@@ -56,6 +56,7 @@ def plan(
     from leafage.sim import plan as planning
     from leafage.sim.results_json import plan_as_dict
 
+    check_outputs(json, report)
     question = question or Question()
     slo = parse_slo(question.slo)
     scenario = make_scenario(question, flags)

@@ -8,7 +8,7 @@ from typing import Any
 from leafage.cli import terminal
 from leafage.cli.flags import with_flags
 from leafage.cli.sim_question import SIM_FLAGS, Question, make_scenario, parse_slo
-from leafage.cli.sim_show import print_run, say_refusals, write_json, write_report
+from leafage.cli.sim_show import check_outputs, print_run, say_refusals, write_json, write_report
 
 
 @with_flags(SIM_FLAGS)
@@ -40,6 +40,7 @@ def run(
     from leafage.sim.experiments import run_of
     from leafage.sim.results_json import run_as_dict
 
+    check_outputs(json, report)
     question = question or Question()
     slo = parse_slo(question.slo)
     scenario = make_scenario(question, flags, seed=seed)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafage.cli import terminal
+from leafage.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from leafage.sim.experiments import Point, Run, Spread
@@ -30,7 +31,7 @@ def print_run(scenario: Scenario, run: Run, slo: SLO) -> None:
 
     console = terminal.print_console()
     metrics = run.metrics
-    console.print(headline(scenario, run), style="bold")
+    console.print(headline(scenario, run), style="bold", soft_wrap=True)
     console.print(
         f"{metrics['num_requests']:,.0f} requests in {metrics['seconds']:,.1f} simulated seconds, "
         f"{metrics['steps']:,.0f} steps",
@@ -162,6 +163,22 @@ def say_refusals(runs: Iterable[Run]) -> None:
         terminal.say(f"{count:,} of {total:,} requests were refused. The first: {first[reason]}")
     if failed:
         terminal.say(f"{failed:,} of {total:,} requests ended with an error")
+
+
+def check_outputs(json: Path | None, report: Path | None) -> None:
+    """Refuse what could not be written, before anything is simulated.
+
+    Raises:
+        InvalidParameterError: there is no such folder.
+        UnsupportedError: plots cannot be drawn.
+    """
+    for path in (json, report):
+        if path is not None and not path.expanduser().parent.is_dir():
+            raise InvalidParameterError("there is no such folder to write to", value=str(path.parent))
+    if report is not None:
+        from leafage.sim.report.figures import check_matplotlib
+
+        check_matplotlib()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

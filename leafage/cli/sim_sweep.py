@@ -17,7 +17,7 @@ from leafage.cli.sim_question import (
     parse_slo,
     parse_values,
 )
-from leafage.cli.sim_show import print_points, say_refusals, write_json, write_report
+from leafage.cli.sim_show import check_outputs, print_points, say_refusals, write_json, write_report
 from leafage.errors import InvalidParameterError
 
 METRICS = "ttft_p90,tpot_p90,slo_attainment,throughput,mean_batch,stored,preemptions"
@@ -68,6 +68,7 @@ def sweep(
             "a sweep varies one setting or two", value=len(settings), remedy="name it as rate=1,2,3"
         )
     columns = [find_metric(name) for name in metric.split(",")]
+    check_outputs(json, report)
     question = question or Question()
     slo = parse_slo(question.slo)
     scenario = make_scenario(question, flags)

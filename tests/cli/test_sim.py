@@ -55,6 +55,8 @@ def test_wrong_usage_points_to_the_help(leafage: Callable, words: list[str], mes
         (["run", "--slo", "ttft=soon"], "not a time"),
         (["run", "--set", "cv"], "NAME=VALUE"),
         (["run", "--set", "hardware.bandwith=1"], "Did you mean hardware.bandwidth"),
+        (["run", "--json", "nowhere/run.json"], "no such folder"),
+        (["plan", "--report", "nowhere/plan.html"], "no such folder"),
         (["sweep"], "a sweep varies one setting or two"),
         (["sweep", "blocksize=1,2"], "Did you mean block_size"),
         (["sweep", "block_size=1,x"], "block_size must be of type int"),

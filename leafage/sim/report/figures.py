@@ -57,19 +57,28 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+def check_matplotlib() -> None:
+    """Raises:
+    UnsupportedError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(
+            "plots need matplotlib, which is not installed", remedy="install it with pip install matplotlib"
+        ) from error
+
+
 def draw(paint: Callable[[Axes], None], *, size: tuple[float, float] = SIZE) -> str:
     """A figure of one plot as SVG text, the same bytes for the same data.
 
     Raises:
         UnsupportedError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedError(
-            "plots need matplotlib, which is not installed", remedy="install it with pip install matplotlib"
-        ) from error
+    check_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure.add_subplot())
