@@ -155,6 +155,7 @@ def throughput_over_time(run: Run) -> str:
             va="bottom",
             color=COLORS[5],
             fontsize=8.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
         axes.set(xlabel="seconds", ylabel="output tokens a second", xlim=(0, timeline.edges[-1]))
         axes.set_ylim(0)

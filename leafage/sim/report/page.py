@@ -46,6 +46,7 @@ footer { margin-top: 30px; color: #7a878c; font-size: .85rem; }
   h1 { font-size: 1.25rem; }
   figure { padding: 10px 6px 4px; }
   th, td { padding: 6px 9px; }
+  td.text { min-width: 11em; }
   .tiles { grid-template-columns: 1fr 1fr; gap: 8px; }
   .tile b { font-size: 1.1rem; }
 }
