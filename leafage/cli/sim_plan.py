@@ -101,7 +101,8 @@ def _print(found: Plan) -> None:
     for size in found.sizes:
         if size.error:
             terminal.say(f"tensor parallel {size.tensor_parallel}: {size.error}")
-    _list(console, "Settings", [words.describe_tuning(each) for each in found.tunings])
+    under = "with one replica fewer" if found.scenario.replicas > 1 else "with more load"
+    _list(console, f"Settings, tried {under}", words.describe_settings(found))
     _list(console, "Paging", words.describe_paging(found))
 
 

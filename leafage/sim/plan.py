@@ -27,7 +27,7 @@ TUNED: dict[str, Sequence[Any]] = {
 """Settings and their values that are tried."""
 STRESS = 1.3
 """Times the load of the plan at which settings are compared when there is one replica only."""
-WORTH = 0.01
+WORTH = 0.02
 """Share of requests that a setting must bring within the level to be chosen instead of the default."""
 
 
@@ -101,7 +101,8 @@ class Plan:
         sizes: what was tried, by degree.
         best: the one with the fewest devices; None where nothing meets the level.
         stress: under which the rest was measured: one replica fewer, or a higher load.
-        tunings: settings under stress.
+        tunings: settings under stress, one at a time.
+        together: all that were chosen, where there are several.
         gains: what paging buys under stress; the first as planned, the others in other circumstances.
         bound: what bounds the run under stress.
     """
@@ -113,6 +114,7 @@ class Plan:
     best: Size | None
     stress: Scenario | None = None
     tunings: list[Tuning] = field(default_factory=list)
+    together: Run | None = None
     gains: list[Gain] = field(default_factory=list)
     bound: Bound | None = None
 
@@ -166,7 +168,7 @@ def _size(tensor_parallel: int, *, scenario: Scenario, slo: SLO, share: float, m
     size = Size(tensor_parallel)
     sharded = replace(scenario, tensor_parallel=tensor_parallel)
     try:
-        cost = CostModel(sharded.hardware, sharded.spec, tensor_parallel=tensor_parallel)
+        cost = cost_of(sharded)
         cost.kv_pool_bytes  # noqa: B018 (raises when the model does not fit)
     except InvalidParameterError as error:
         size.error = str(error)
@@ -240,6 +242,14 @@ def _tune(found: Plan, processes: int, on_progress: Callable[[str], None]) -> No
         found.tunings.append(Tuning(name, default, value, results))
         if value != default:
             changes[name] = value
+    if len(changes) > 1:
+        found.together = simulate(found.stress.with_settings(changes), found.slo)
+        single = max(found.tunings, key=lambda each: each.runs[each.chosen].metrics["slo_attainment"])
+        best = single.runs[single.chosen].metrics["slo_attainment"]
+        if found.together.metrics["slo_attainment"] < best:  # they get into each other's way
+            for tuning in found.tunings:
+                tuning.chosen = tuning.chosen if tuning is single else tuning.default
+            changes, found.together = {single.name: single.chosen}, None
     found.scenario = found.scenario.with_settings(changes)
 
 
@@ -296,5 +306,14 @@ def _try(scenario: Scenario, slo: SLO) -> tuple[Run, Bound | None]:
         result = scenario.run()
     except LeafageError as error:
         return Run(error=str(error)), None
-    cost = CostModel(scenario.hardware, scenario.spec, tensor_parallel=scenario.tensor_parallel)
-    return run_of(result, slo), bound_of(result, cost, replicas=scenario.replicas)
+    return run_of(result, slo), bound_of(result, cost_of(scenario), replicas=scenario.replicas)
+
+
+def cost_of(scenario: Scenario) -> CostModel:
+    """The cost model of a scenario's steps."""
+    return CostModel(
+        scenario.hardware,
+        scenario.spec,
+        tensor_parallel=scenario.tensor_parallel,
+        block_size=scenario.config.block_size,
+    )

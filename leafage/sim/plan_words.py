@@ -48,10 +48,20 @@ def describe_tuning(tuning: Tuning) -> str:
     if spread < 100 * WORTH:
         return f"{tuning.name} = {tuning.default}, the default: it makes no difference here"
     worst = min(attained, key=lambda value: attained[value])
+    lost = attained[tuning.default] - attained[worst]
     return (
-        f"{tuning.name} = {tuning.default}, the default: none is better, and {worst} loses "
-        f"{attained[tuning.default] - attained[worst]:.1f} points"
+        f"{tuning.name} = {tuning.default}, the default: none is better by {100 * WORTH:g} points or more"
+        + (f", and {worst} loses {lost:.1f}" if lost >= 100 * WORTH else "")
     )
+
+
+def describe_settings(plan: Plan) -> list[str]:
+    """What all settings should be, and what those that are changed do together."""
+    said = [describe_tuning(tuning) for tuning in plan.tunings]
+    if plan.together is not None:
+        attained = 100 * plan.together.metrics["slo_attainment"]
+        said.append(f"together: {attained:.1f} % within the level")
+    return said
 
 
 def describe_bound(bound: Bound) -> str:

@@ -100,6 +100,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
             }
             for each in plan.tunings
         ],
+        "together": _run(plan.together) if plan.together else None,
         "paging": [
             {
                 "label": each.label,

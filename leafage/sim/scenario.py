@@ -102,7 +102,9 @@ class Scenario:
         found: dict[str, Any] = {"hardware": str, "model": str, "tensor_parallel": int, "replicas": int}
         found |= {f.name: f.type for f in dataclasses.fields(self.config) if f.name not in _NOT_SIMULATED}
         found |= {setting.name: str for setting in workload_settings(self.workload)}
-        found |= {f"hardware.{f.name}": f.type for f in dataclasses.fields(Hardware)}
+        found |= {
+            f"hardware.{f.name}": f.type for f in dataclasses.fields(Hardware) if f.type in ("str", "float")
+        }
         found |= {f"model.{f.name}": f.type for f in dataclasses.fields(LLMSpec)}
         return found
 
