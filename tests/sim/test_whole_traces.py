@@ -23,17 +23,21 @@ pytestmark = [pytest.mark.soak, needs_traces]
         ("mooncake_synthetic.jsonl", 4, 8192, 0.1),
     ],
 )
-def test_every_request_is_answered(name: str, devices: int, budget: int, lowest_hit_rate: float) -> None:
-    workload = TraceFile(TRACES / name)
+def test_every_request_that_the_model_can_hold_is_answered(
+    name: str, devices: int, budget: int, lowest_hit_rate: float
+) -> None:
+    workload, spec = TraceFile(TRACES / name), LLMSpec.load("llama-3.1-8b")
     simulation = build_simulation(
         EngineConfig(max_num_batched_tokens=budget),
         Hardware.load("h100"),
-        LLMSpec.load("llama-3.1-8b"),
+        spec,
         tensor_parallel=devices,
     )
     result = simulation.run(workload)
-    assert result.records.num_requests == len(workload)
-    assert sum(result.records.output_tokens) == sum(len(request.output) for request in workload)
+    fitting = [r for r in workload if len(r.prompt) + len(r.output) <= spec.context_length]
+    assert result.records.num_requests == len(fitting)
+    assert result.records.num_refused == len(workload) - len(fitting) < 0.01 * len(workload)
+    assert sum(result.records.output_tokens) == sum(len(request.output) for request in fitting)
     hit_rate = result.counters.prefix_hits / result.counters.prefix_queries
     assert lowest_hit_rate <= hit_rate < 0.65, "no more than a cache that forgets nothing"
     assert (hit_rate == 0) == (lowest_hit_rate == 0)
