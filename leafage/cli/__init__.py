@@ -79,7 +79,7 @@ def _wrong_usage(error: Exception, words: list[str]) -> int:
         text += " Put the prompt in quotes."
     named = words[:2] if words[:1] == ["sim"] else words[:1]
     if type(error).__name__ == "UnknownCommandError":
-        named.pop()
+        del named[-1:]
     command = " ".join(["leafage", *(word for word in named if not word.startswith("-"))])
     print(f"error: {text}\nSee `{command} --help`.", file=sys.stderr)
     return EXIT_USAGE
