@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from leafage.core.batch import Batch, ItemOutput, SampledToken, StepOutput
@@ -60,14 +61,16 @@ class SimExecutor:
             if not item.samples:
                 items.append(NOTHING)
                 continue
-            output, start = requests[item.request_id].output, item.num_prompt_tokens
+            request, start = requests[item.request_id], item.num_prompt_tokens
+            output = request.output
             if item.params.beam_width is not None:
                 top = beam_row(output[0], item.samples[0].position, item.history[-1], item.top_k_logprobs)
                 items.append(ItemOutput([SampledToken(*top[0], rank=1, top=top)]))
                 continue
             sampled = []
             for sample in item.samples:
-                token_id = output[sample.position - start] + sample.index * SIBLING
+                at = sample.position - start
+                token_id = _tokens(request, sample.index, at, at + 1)[0] if sample.index else output[at]
                 sampled.append(SampledToken(token_id, 0.0, 0, []))
             items.append(ItemOutput(sampled, []))
         return StepOutput(items)
@@ -75,12 +78,20 @@ class SimExecutor:
     def next_tokens(self, seq: Sequence, count: int) -> Iterable[int]:
         """The next so many tokens that a sequence will draw."""
         start = len(seq.tokens) - seq.num_prompt_tokens
-        tokens = self._requests[seq.request_id].output[start : start + count]
-        return [token + seq.index * SIBLING for token in tokens] if seq.index else tokens
+        return _tokens(self._requests[seq.request_id], seq.index, start, start + count)
 
     def forward(self, load: Load) -> None:
         """Take the time of a step with this work."""
         self._clock.advance(self._cost_model.seconds_of(load))
+
+
+def _tokens(request: SimRequest, index: int, start: int, stop: int) -> SequenceOf[int]:
+    """A part of the answer of one sequence."""
+    if not index:
+        return request.output[start:stop]
+    if request.siblings:
+        return request.siblings[index - 1][start:stop]
+    return [token + index * SIBLING for token in request.output[start:stop]]
 
 
 NOTHING = ItemOutput()

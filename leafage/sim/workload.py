@@ -20,6 +20,7 @@ class SimRequest:
             shared.
         output: token ids of the answer; its length is what the request generates.
         n: sequences drawn from the prompt, each as long as `output`.
+        siblings: answers of the sequences 1, 2, ... where they are known; else tokens that no other has.
         beam_width: searched with so many beams instead; None: drawn.
     """
 
@@ -28,6 +29,7 @@ class SimRequest:
     prompt: Sequence[int]
     output: Sequence[int]
     n: int = 1
+    siblings: Sequence[Sequence[int]] = ()
     beam_width: int | None = None
     priority: int = 0
     tenant: str | None = None

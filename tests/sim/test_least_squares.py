@@ -16,6 +16,12 @@ def test_a_cost_that_would_be_negative_is_zero_and_the_others_are_best_without_i
     assert nnls(matrix, np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
 
 
+def test_a_cost_that_was_found_first_can_leave_again() -> None:
+    """The first column is the nearest to the target, and worth nothing beside both others together."""
+    matrix = np.array([[1.5, 1.0, 0.5], [1.5, 0.5, 1.0], [0.3, 0.0, 0.0]])
+    assert nnls(matrix, np.array([1.5, 1.5, -0.03])) == pytest.approx([0.0, 1.0, 1.0])
+
+
 def test_columns_of_very_different_size_and_of_zeros() -> None:
     rng = np.random.default_rng(1)
     matrix = rng.random((50, 4)) * [1e6, 1.0, 1e-6, 0.0]
@@ -28,7 +34,8 @@ def test_no_cost_can_change_for_the_better() -> None:
     zeros = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        matrix, target = rng.standard_normal((30, 8)), rng.standard_normal(30)
+        matrix = rng.standard_normal((30, 8)) + 2 * rng.random((30, 1))  # alike, as counts of a step are
+        target = matrix @ rng.standard_normal(8) + rng.standard_normal(30)
         found = nnls(matrix, target)
         gain = matrix.T @ (target - matrix @ found)
         assert found.min() >= 0 and gain.max() < 1e-9
