@@ -5,6 +5,9 @@
 
 Poisson arrivals and log-normal lengths. A load is a share of the requests a second at which the simulator,
 given all requests at once, gets through them. Every latency counts from the moment a request was due.
+
+Each load is simulated twice: with the file's costs, and with costs fitted to the very steps that the engine
+made then. The second tells the simulator's own error from a machine that has changed its speed since.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 from leafage import LLM
 from leafage.build import Build, build_simulation
 from leafage.calibration import real_engine
+from leafage.sim.calibrate import fit
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.replay import replay
@@ -64,15 +68,12 @@ def numbers(run: Latencies) -> Iterator[tuple[str, float]]:
     yield "tok/s", run.throughput
 
 
-def compare(load: float, rate: float, real: Records, simulated: Records) -> None:
-    """Print a line for each number."""
-    pairs = zip(numbers(latencies_of(real)), numbers(latencies_of(simulated)), strict=True)
-    for (name, measured), (_, predicted) in pairs:
-        error = 100 * (predicted / measured - 1)
-        print(
-            f"| {load:.2f} | {rate:.2f} | {name} | {measured:.1f} | {predicted:.1f} | {error:+.1f} % |",
-            flush=True,
-        )
+def compare(load: float, rate: float, real: Records, simulated: list[Records]) -> None:
+    """Print a line for each number, with each simulation's and its error."""
+    runs = [dict(numbers(latencies_of(run))) for run in simulated]
+    for name, measured in numbers(latencies_of(real)):
+        cells = (f"{run[name]:.1f} | {100 * (run[name] / measured - 1):+.1f} %" for run in runs)
+        print(f"| {load:.2f} | {rate:.2f} | {name} | {measured:.1f} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
@@ -94,15 +95,19 @@ def main() -> None:
         capacity = len(flood) / simulation(build, hardware, spec).run(Trace(flood)).seconds
         busy = os.getloadavg()[0]
         print(f"{hardware.name}; load average {busy:.2f}; {capacity:.2f} requests a second at most")
-        print("| load | requests/s | | real | simulated | error |\n| --- | --- | --- | --- | --- | --- |")
+        print("| load | requests/s | | real | simulated | error | costs of that run | error |")
+        print("| --- " * 8 + "|")
         replay(real, requests_at(10, 0.5, vocab_size=vocab_size, seed=0))
         for load in arguments.loads:
             rate = load * capacity
             requests = requests_at(rate, arguments.seconds, vocab_size=vocab_size, seed=arguments.seed)
             llm.reset_prefix_cache()
-            measured = replay(real, requests).records
-            simulated = simulation(build, hardware, spec).run(Trace(requests)).records
-            compare(load, rate, measured, simulated)
+            measured = replay(real, requests)
+            own = replace(hardware, steps=fit(spec, build.plan.block_size, measured.steps, []).costs)
+            simulated = [
+                simulation(build, machine, spec).run(Trace(requests)).records for machine in (hardware, own)
+            ]
+            compare(load, rate, measured.records, simulated)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ STEPS_EACH = 5
 """Decode steps at each batch size."""
 MOST_SEQUENCES = 128
 """In a step; what more of them cost goes on as it rose."""
-OUTLIER = 0.5
-"""A step that took so much longer than predicted was disturbed, and is not fitted."""
+OUTLIER = 1.0
+"""A step that took longer than predicted by more than this share was disturbed, and is not fitted."""
 KINDS = ("decode", "prompt", "mixed")
 
 
@@ -198,12 +198,13 @@ def fit(spec: LLMSpec, block_size: int, steps: Sequence[Step], held_out: Sequenc
     design = _Design(steps)
     matrix, seconds = design.matrix(steps), np.array([step.seconds for step in steps])
     kept = np.ones(len(steps), bool)
-    for _ in range(4):
-        costs = nnls(matrix[kept] / seconds[kept, None], np.ones(int(kept.sum())))
-        calm = seconds < (1 + OUTLIER) * (matrix @ costs)
-        if (calm == kept).all():
-            break
-        kept = calm
+    scale = seconds
+    for _ in range(6):
+        costs = nnls(matrix[kept] / scale[kept, None], seconds[kept] / scale[kept])
+        # Relative to what is predicted: relative to what was measured, steps that happened to be quick would
+        # weigh more than slow ones, and the costs would be too low.
+        scale = np.maximum(matrix @ costs, 1e-9)
+        kept = seconds < (1 + OUTLIER) * scale
     found = design.costs(spec, block_size, costs)
     outside = errors(found, held_out)
     return Fit(
