@@ -129,7 +129,9 @@ def _transfer_cost(new_store: Callable[[int, int], SwapStore], kv_bytes: int) ->
     seconds = np.array([_transfer_seconds(new_store(NUM_BLOCKS, size), size) for size in sizes])
     matrix = np.stack([np.array(sizes, np.float64), np.ones(len(sizes))], axis=1)
     per_byte, each = nnls(matrix / seconds[:, None], np.ones(len(sizes)))
-    return 1 / max(float(per_byte), 1e-15), float(each)
+    if per_byte <= 0:  # noise: all of it counts as bandwidth
+        return float(sizes[-1] / seconds[-1]), 0.0
+    return 1 / float(per_byte), float(each)
 
 
 def _transfer_seconds(store: SwapStore, block_bytes: int) -> float:
