@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leafage.errors import InvalidParameterError
 from leafage.sim.least_squares import Floats, nnls
@@ -15,8 +16,10 @@ from leafage.sim.replay import RealEngine, Step, replay
 from leafage.sim.step_costs import Curve, MeasuredSteps, StepCosts
 from leafage.sim.workload import SimRequest
 
-STEPS_EACH = 5
-"""Decode steps at each batch size."""
+ROUNDS = 3
+"""Times that the whole grid is gone through: a machine changes its speed from one minute to the next."""
+STEPS_EACH = 3
+"""Decode steps at each batch size, in each round."""
 MOST_SEQUENCES = 128
 """In a step; what more of them cost goes on as it rose."""
 OUTLIER = 1.0
@@ -73,11 +76,12 @@ class Scenarios:
     """The grid of batch sizes, contexts and chunk sizes, within the limits of an engine.
 
     Prompts are random, so nothing is shared, but for chunks: they extend a prompt that is cached, which is
-    how few tokens come to a long context.
+    how few tokens come to a long context. Long contexts are the same in every round, so later ones find them.
     """
 
     def __init__(self, real: RealEngine, *, seed: int = 0) -> None:
         self._real = real
+        self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._number = 0
         longest = min(real.max_model_len - 64, real.kv_tokens // 2)
@@ -96,6 +100,10 @@ class Scenarios:
         return self._request(self._ids(64), 8)
 
     def __iter__(self) -> Iterator[Scenario]:
+        for _ in range(ROUNDS):
+            yield from self._round()
+
+    def _round(self) -> Iterator[Scenario]:
         real = self._real
         limits = (MOST_SEQUENCES, real.max_num_seqs, real.max_num_batched_tokens, real.kv_tokens // 128)
         most = max(1, min(limits))
@@ -129,19 +137,22 @@ class Scenarios:
         room = self._real.max_model_len - STEPS_EACH * len(sizes) - 3
         context = max(1, min(context, self._long, int(room / (1 + share))))
         waits = int(context * share) + 3
-        requests = [self._request(self._ids(context), waits + STEPS_EACH * rank) for rank in ranks]
+        contexts = self._contexts(name, context, largest)
+        requests = [
+            self._request(tokens, waits + STEPS_EACH * rank)
+            for tokens, rank in zip(contexts, ranks, strict=True)
+        ]
         return Scenario(name, requests, held_out)
 
     def _chunks(
         self, name: str, context: int, sizes: list[int], *, held_out: bool = False
     ) -> Iterator[Scenario]:
         """Prompts of so many new tokens behind a cached prefix, one after the other."""
-        head = self._ids(context)
+        (head,) = self._contexts(name, context, 1)
         if context:
             yield Scenario(name, [self._request(head, 1)], held_out)
-        for _ in range(2):
-            for size in sizes:
-                yield Scenario(name, [self._request([*head, *self._ids(size)], 1)], held_out)
+        for size in sizes:
+            yield Scenario(name, [self._request([*head, *self._ids(size)], 1)], held_out)
 
     def _mixed(self, name: str, count: int, *, held_out: bool = False) -> Scenario:
         """Prompts and answers of many lengths, so that chunks are computed beside decode rows."""
@@ -153,6 +164,13 @@ class Scenarios:
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
         return Scenario(name, requests, held_out)
+
+    def _contexts(self, name: str, length: int, count: int) -> list[list[int]]:
+        """So many prompts of this length, the same whenever the name is."""
+        rng = np.random.default_rng([self._seed, *name.encode()])
+        return [
+            [int(token) for token in rng.integers(0, self._real.vocab_size, length)] for _ in range(count)
+        ]
 
     def _ids(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(0, self._real.vocab_size, count)]
@@ -190,11 +208,26 @@ def measure(
 def fit(spec: LLMSpec, block_size: int, steps: Sequence[Step], held_out: Sequence[Step]) -> Fit:
     """Non-negative costs with the smallest sum of squared relative errors, disturbed steps left out.
 
+    The errors told are of costs fitted to `steps` alone; then the costs are fitted to `held_out` as well.
+
     Raises:
         InvalidParameterError: there are too few steps.
     """
     if len(steps) < 100:
         raise InvalidParameterError("too few steps to fit", value=len(steps), limit="at least 100")
+    found, kept = _solve(spec, block_size, steps)
+    outside = errors(found, held_out)
+    both, _ = _solve(spec, block_size, [*steps, *held_out])
+    return Fit(
+        costs=replace(both, error=outside["all"].mean if outside else 0.0),
+        fitted=errors(found, [step for step, keep in zip(steps, kept, strict=True) if keep]),
+        held_out=outside,
+        disturbed=1 - float(np.mean(kept)),
+    )
+
+
+def _solve(spec: LLMSpec, block_size: int, steps: Sequence[Step]) -> tuple[StepCosts, NDArray[np.bool_]]:
+    """Fitted costs, and which of the steps count."""
     design = _Design(steps)
     matrix, seconds = design.matrix(steps), np.array([step.seconds for step in steps])
     kept = np.ones(len(steps), bool)
@@ -205,14 +238,7 @@ def fit(spec: LLMSpec, block_size: int, steps: Sequence[Step], held_out: Sequenc
         # weigh more than slow ones, and the costs would be too low.
         scale = np.maximum(matrix @ costs, 1e-9)
         kept = seconds < (1 + OUTLIER) * scale
-    found = design.costs(spec, block_size, costs)
-    outside = errors(found, held_out)
-    return Fit(
-        costs=replace(found, error=outside["all"].mean if outside else 0.0),
-        fitted=errors(found, [step for step, keep in zip(steps, kept, strict=True) if keep]),
-        held_out=outside,
-        disturbed=1 - float(np.mean(kept)),
-    )
+    return design.costs(spec, block_size, costs), kept
 
 
 def errors(costs: StepCosts, steps: Sequence[Step]) -> dict[str, Error]:

@@ -73,7 +73,7 @@ class Simulation:
             if not engine.has_unfinished:
                 if arrivals.next_time == math.inf:
                     break
-                clock.advance_to(arrivals.next_time)
+                clock.advance_to(min(arrivals.next_time, until))
             for request in arrivals.until(clock.now()):
                 self._add(request, arrivals)
             if not engine.has_unfinished:
@@ -126,7 +126,6 @@ class Simulation:
         )
 
     def _add(self, request: SimRequest, arrivals: Arrivals) -> None:
-        self._requests[request.request_id] = request
         try:
             self.engine.add_request(
                 request.request_id,
@@ -137,9 +136,9 @@ class Simulation:
                 cache_salt=request.cache_salt,
             )
         except LeafageError as error:
-            del self._requests[request.request_id]
             self._records.refuse(error)
         else:
+            self._requests[request.request_id] = request
             # It came while a step ran; it waits from then on.
             self.metrics.of(request.request_id).arrival_time = request.arrival
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leafage.errors import InvalidParameterError
-from leafage.sim.calibrate import Scenarios, errors, fit, kind_of, measure
+from leafage.sim.calibrate import ROUNDS, Scenarios, errors, fit, kind_of, measure
 from leafage.sim.cost_model import Load
 from leafage.sim.replay import Step
 from leafage.sim.step_costs import MeasuredSteps
@@ -68,6 +68,23 @@ def test_disturbed_steps_are_left_out() -> None:
     assert found.fitted["all"].count == 1900
 
 
+def test_held_out_steps_are_fitted_once_their_error_is_told() -> None:
+    """Costs that change beyond what the first steps reach are known afterwards."""
+    held_out = [step for step in steps(600, 4) if step.load.rows > 20]
+    within = [step for step in steps(2000, 0) if step.load.rows <= 20]
+    doubled = [replace(step, seconds=1.5 * step.seconds) for step in held_out]
+    found = fit(SPEC, 16, within, doubled)
+    assert found.held_out["all"].bias < -0.3
+    assert abs(errors(found.costs, doubled)["all"].bias) < abs(found.held_out["all"].bias) / 2
+
+
+def test_later_rounds_find_the_long_contexts_again() -> None:
+    scenarios = [s for s in Scenarios(sleeping_engine()) if s.name == "long contexts"]
+    assert len(scenarios) == ROUNDS
+    prompts = [[list(request.prompt) for request in scenario.requests] for scenario in scenarios]
+    assert prompts[0] == prompts[1] and len({tuple(prompt) for prompt in prompts[0]}) == len(prompts[0])
+
+
 def test_errors_tell_kinds_of_steps_apart() -> None:
     slow = [
         replace(step, seconds=2 * step.seconds) if kind_of(step) == "prompt" else step
@@ -95,7 +112,7 @@ def test_the_grid_stays_within_the_limits_of_the_engine(limits: dict[str, int]) 
     real = sleeping_engine(**limits)
     said: list[str] = []
     fitted, held_out = measure(real, Scenarios(real), on_progress=said.append)
-    assert len(said) == len(set(said)) == 9
+    assert len(said) == ROUNDS * len(set(said)) == ROUNDS * 9
     assert len(fitted) > 100 and len(held_out) > 20
     assert {kind_of(step) for step in fitted} >= {"decode", "prompt"}
     largest = max(step.load.rows for step in fitted if kind_of(step) == "decode")
