@@ -36,7 +36,7 @@ _HELP = {
     "bad_words": "text that must not be produced; may be repeated",
     "logit_bias": "ID=BIAS: add BIAS, in [-100, 100], to that token's logit; may be repeated",
     "kv_cache_bytes": "size of the KV pool: 512MiB, 2GiB, ...; default: the smaller of 4 GiB and 40 % of the "
-    "memory left",
+    "memory left; in a simulation what the device's memory leaves",
 }
 
 _NO_DRAWING: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

@@ -174,7 +174,9 @@ def check_outputs(json: Path | None, report: Path | None) -> None:
     """
     for path in (json, report):
         if path is not None and not path.expanduser().parent.is_dir():
-            raise InvalidParameterError("there is no such folder to write to", value=str(path.parent))
+            raise InvalidParameterError(
+                "there is no such folder to write to", value=str(path.parent), remedy="make it first"
+            )
     if report is not None:
         from leafage.sim.report.figures import check_matplotlib
 

@@ -95,12 +95,16 @@ class CostModel:
     ) -> None:
         if tensor_parallel < 1 or spec.num_heads % tensor_parallel:
             raise InvalidParameterError(
-                "tensor_parallel does not divide the heads", value=tensor_parallel, limit=spec.num_heads
+                "tensor_parallel does not divide the heads",
+                value=tensor_parallel,
+                limit=f"a divisor of {spec.num_heads}",
             )
         if tensor_parallel > 1 and not hardware.link_bandwidth:
             raise InvalidParameterError(
                 f"{hardware.name} has no link to share a model over",
                 value=f"tensor_parallel = {tensor_parallel}",
+                limit="1",
+                remedy="set link_bandwidth in a hardware file, or with --set hardware.link_bandwidth",
             )
         self.hardware, self.spec = hardware, spec
         self.tensor_parallel = tensor_parallel

@@ -137,10 +137,16 @@ class Hardware:
         try:
             numbers = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InvalidParameterError(f"the hardware file cannot be read: {error}", value=name) from error
+            raise InvalidParameterError(
+                f"the hardware file cannot be read: {error}", value=name, remedy="give a JSON file"
+            ) from error
         names = {field.name for field in fields(cls)}
         if not isinstance(numbers, dict):
-            raise InvalidParameterError("the hardware file holds no object", value=type(numbers).__name__)
+            raise InvalidParameterError(
+                "the hardware file holds no object",
+                value=type(numbers).__name__,
+                limit="an object with " + ", ".join(sorted(names)),
+            )
         if unknown := sorted(set(numbers) - names):
             raise InvalidParameterError(
                 "the hardware file holds unknown numbers",
@@ -150,7 +156,9 @@ class Hardware:
         try:
             return cls._of({"name": path.stem, **numbers})
         except TypeError as error:
-            raise InvalidParameterError(f"the hardware file lacks a number: {error}", value=name) from error
+            raise InvalidParameterError(
+                f"the hardware file lacks a number: {error}", value=name, remedy="add it"
+            ) from error
 
     @classmethod
     def _of(cls, numbers: dict[str, Any]) -> Hardware:

@@ -69,7 +69,11 @@ class StepCosts:
             InvalidParameterError: something is missing, unknown or out of range.
         """
         if not isinstance(numbers, Mapping):
-            raise InvalidParameterError("steps is no object", value=type(numbers).__name__)
+            raise InvalidParameterError(
+                "steps is no object",
+                value=type(numbers).__name__,
+                remedy="write it anew with `leafage sim calibrate`",
+            )
         names = {field.name for field in fields(cls)}
         if set(numbers) != names:
             raise InvalidParameterError(
@@ -84,7 +88,9 @@ class StepCosts:
             }
             return cls(**{**numbers, **curves, "spec": LLMSpec(**numbers["spec"])})
         except (TypeError, ValueError) as error:
-            raise InvalidParameterError(f"steps cannot be read: {error}") from error
+            raise InvalidParameterError(
+                "steps cannot be read", value=error, remedy="write it anew with `leafage sim calibrate`"
+            ) from error
 
     @property
     def seconds_per_token(self) -> float:

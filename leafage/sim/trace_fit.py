@@ -88,7 +88,7 @@ def read_measured(path: Path) -> Latencies:
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceFileError(f"{path}: cannot be read", value=error) from error
+        raise TraceFileError(f"{path}: cannot be read", value=error, remedy="give UTF-8 text") from error
     times: list[list[float]] = []
     for source.line, line in enumerate(lines, 1):
         if not line.strip():
@@ -102,7 +102,12 @@ def read_measured(path: Path) -> Latencies:
             source.refuse("queued_ts, first_token_ts and last_token_ts are not in order", remedy=CORRECT)
         times.append([*row, source.length("output_toks", source.field(record, "output_toks"))])
     if not times:
-        raise TraceFileError(f"{path}: no request was measured")
+        raise TraceFileError(
+            f"{path}: no request was measured",
+            value="0 lines",
+            limit="at least 1",
+            remedy="give a line for each",
+        )
     arrival, queued, first, last, outputs = np.array(times).T
     arrival += np.min(queued - arrival)
     several = outputs > 1
