@@ -36,6 +36,8 @@ from leafage.core.rows import (
 from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError, LeafageError, RequestError
 
+Tokens = list[SampledToken]
+
 
 class Scheduler:
     """Decides the batches and applies their results. Pure: no clock, no I/O.
@@ -89,8 +91,7 @@ class Scheduler:
             restore_cost=restore_cost or RestoreCost(),
         )
         self._next_arrival = 0
-        self.step = 0
-        """Number of the last step."""
+        self.step = 0  # number of the last one
         self._in_flight: Batch | None = None
         self._chunks: list[Chunk] = []  # what the batch in flight computes, item by item
         self._aborting: list[str] = []
@@ -366,9 +367,8 @@ class Scheduler:
             self.admission.restart(request)
 
     def _append(
-        self, request: Request, seq: Sequence, sampled: list[SampledToken], prompt: list[SampledToken],
-        deltas: list[Delta],
-    ) -> None:  # fmt: skip
+        self, request: Request, seq: Sequence, sampled: Tokens, prompt: Tokens, deltas: list[Delta]
+    ) -> None:
         """The sequence (and, after a prompt, its new siblings) got a token each. `prompt`: its logprobs."""
         self.counters.generated_tokens += len(sampled)
         members = request.sequences if len(sampled) > 1 else (seq,)

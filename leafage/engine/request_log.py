@@ -14,22 +14,19 @@ Each request adds a line when it ends:
     prompt_tokens             length of the prompt
     cached_tokens             how much of it was found in the cache
     prompt_blocks             hashes of its full blocks, 16 hexadecimal digits each, one after another
-    answers                   of each sequence its number of `tokens`, its `finish` reason, and its `blocks`:
-    the
-                              hashes of the full blocks behind the prompt's, so the first may hold the
-                              prompt's end
+    answers                   of each sequence its number of `tokens`, its `finish` reason, and `blocks`: the
+                              hashes of the full blocks behind the prompt's; the first may hold its end
     n, beam_width             answers asked for; beams (null: drawn)
     priority, tenant          its class; whose it was
     preemptions               how often it was preempted
-    oldest                    no request on a later line arrived before this time: lines can be sorted as they
-        come
+    oldest                    no request on a later line arrived before this time, so lines can be sorted
+                              while they are read
 
 A block's hash covers all tokens before it as well (`h_j = hash(h_{j-1}, tokens_j)`), so equal hashes mean
-equal
-prefixes: what requests shared can be rebuilt, rounded down to whole blocks. It is BLAKE2b under a secret key,
-drawn at the start and written nowhere unless the operator gives one, and begins with the request's
-`cache_salt`. So hashes tell which requests began alike, and nothing else: whoever has the log cannot try
-texts against them.
+equal prefixes: what requests shared can be rebuilt, rounded down to whole blocks. It is BLAKE2b under a
+secret key, drawn at the start and written nowhere unless the operator gives one, and begins with the
+request's `cache_salt`. So hashes tell which requests began alike, and nothing else: whoever has the log
+cannot try texts against them.
 """
 
 from __future__ import annotations
