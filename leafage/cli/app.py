@@ -20,6 +20,7 @@ def _version() -> str:
 COMMANDS = {
     "run": "run",
     "chat": "chat",
+    "serve": "serve",
     "bench": "bench",
     "sim": "sim",
     "inspect": "inspect",

@@ -1,0 +1,81 @@
+"""The application: routes, errors, the OpenAPI document."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from leafage.errors import LeafageError
+from leafage.server.body import BODY_MODELS
+from leafage.server.context import Context
+from leafage.server.errors import ApiError, error_response
+from leafage.server.generation import ClientLeft
+from leafage.server.routes import chat, completions, models
+
+_log = logging.getLogger("leafage.server")
+
+
+def create_app(context: Context) -> FastAPI:
+    """The ASGI application over an engine that runs."""
+    app = FastAPI(title="Leafage", version=_version())
+    app.state.context = context
+    for routes in (chat, completions, models):
+        app.include_router(routes.router)
+    app.add_exception_handler(ApiError, _refuse)
+    app.add_exception_handler(LeafageError, _refuse)
+    app.add_exception_handler(ClientLeft, _client_left)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _wrong_path)
+    app.add_exception_handler(Exception, _fault)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _version() -> str:
+    try:
+        return version("leafage")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(BODY_MODELS)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return error_response(request, error)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    message = {
+        404: f"there is nothing at {path}. See /docs for what is",
+        405: f"{path} does not take {request.method}. See /docs for what it takes",
+    }.get(error.status_code, str(error.detail))
+    return error_response(request, ApiError(message, status=error.status_code, headers=error.headers))
+
+
+async def _wrong_path(request: Request, error: Exception) -> Response:
+    return error_response(request, ApiError(str(error)))
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    _log.error("a fault in Leafage", exc_info=error)
+    return error_response(request, error)

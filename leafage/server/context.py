@@ -1,0 +1,80 @@
+"""What all routes share: the engine, what is served, the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from leafage.core.sampling_params import SamplingParams
+from leafage.engine.inputs import InputProcessor
+from leafage.server.config import ServerConfig
+from leafage.server.errors import ApiError
+from leafage.text.chat_template import ChatTemplate
+from leafage.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from leafage.engine.async_engine import AsyncEngine
+    from leafage.engine.engine import Engine
+    from leafage.engine.metrics import EngineMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model as clients see it.
+
+    Attributes:
+        names: what requests may call it; answers carry the first.
+        created: seconds since 1970, of the start.
+        max_model_len: most tokens of one sequence, prompt and output.
+        template: gives the chat template; raises TemplateError where there is none.
+        facts: further ones for people and dashboards: architecture, memory plan, kernels...
+    """
+
+    names: tuple[str, ...]
+    created: int
+    max_model_len: int
+    tokenizer: Tokenizer
+    inputs: InputProcessor
+    default_sampling_params: SamplingParams
+    template: Callable[[], ChatTemplate]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def check_name(self, name: str | None) -> None:
+        """Raises ApiError 404 for a name that is not served. None means the model there is."""
+        if name is not None and name not in self.names:
+            served = ", ".join(self.names)
+            raise ApiError(
+                f"the model {name!r} is not served here; served: {served}. Use one of these names",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+
+@dataclass(slots=True)
+class Context:
+    """One for each server; `request.app.state.context`.
+
+    Attributes:
+        core: the engine itself, to be looked at in `engine.call` only.
+        metrics: its counters; the same.
+    """
+
+    config: ServerConfig
+    model: ServedModel
+    engine: AsyncEngine
+    core: Engine
+    metrics: EngineMetrics
+
+
+def context_of(request: Request) -> Context:
+    """The server's context."""
+    context: Context = request.app.state.context
+    return context

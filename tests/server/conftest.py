@@ -1,0 +1,115 @@
+"""A server over a tiny random model, and one over the real model, shared by a module's tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from leafage.build import Assets, Build
+    from leafage.server.context import Context
+
+TINY_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The application behind a real socket; gives its URL."""
+    import uvicorn
+
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    for _ in range(2000):
+        if server.started:
+            break
+        time.sleep(0.005)
+    else:
+        raise RuntimeError("the server did not start")
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@contextmanager
+def context_over(build: Build, **settings: Any) -> Iterator[Context]:
+    """A server's context over an engine, closed at the end; `settings` are ServerConfig's."""
+    from leafage.cli.serve import make_context
+    from leafage.server.config import ServerConfig
+
+    context = make_context(build, ServerConfig(**settings))
+    try:
+        yield context
+    finally:
+        context.engine.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
+    """A random model of printable characters, one token each; it has a chat template."""
+    from leafage.build import load_assets
+    from leafage.config import EngineConfig
+    from leafage.tiny_model import write_tiny_model
+
+    folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    assets = load_assets(EngineConfig(model=str(folder), threads=1))
+    assets.tokenizer.chat_template = TINY_TEMPLATE
+    return assets
+
+
+def tiny_build(assets: Assets, **settings: Any) -> Build:
+    """An engine over the tiny model; `settings` are EngineConfig's."""
+    from leafage.build import assemble
+    from leafage.config import EngineConfig
+
+    config = EngineConfig(model="tiny", **{"threads": 1, "kv_cache_tokens": 4096, "seed": 1, **settings})
+    return assemble(config, assets)
+
+
+@pytest.fixture(scope="module")
+def tiny_context(tiny_assets: Assets) -> Iterator[Context]:
+    with context_over(tiny_build(tiny_assets)) as context:
+        yield context
+
+
+@pytest.fixture(scope="module")
+def tiny_url(tiny_context: Context) -> Iterator[str]:
+    """A server over the tiny model behind a socket, for the module."""
+    from leafage.server.app import create_app
+
+    with serving(create_app(tiny_context)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def real_url(assets: Assets) -> Iterator[str]:
+    """A server over SmolLM2 behind a socket, for the module; the model's name is smollm2."""
+    from leafage.build import assemble
+    from leafage.config import EngineConfig
+    from leafage.server.app import create_app
+
+    build = assemble(EngineConfig(model="smollm2", kv_cache_tokens=16384), assets)
+    with context_over(build) as context, serving(create_app(context)) as url:
+        yield url
+
+
+def write_config(folder: Path, text: str) -> Path:
+    """A TOML file."""
+    path = folder / "leafage.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
