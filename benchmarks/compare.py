@@ -3,6 +3,7 @@
     python benchmarks/compare.py                          # all rows; about 35 minutes
     python benchmarks/compare.py --rows w1 w2 --json out.json
     python benchmarks/compare.py --rows w1 w2 --update out.json   # some rows again
+    python benchmarks/compare.py --http                   # their servers, over HTTP; about 40 minutes
 
 `peers/setup` installs the peers. Each side runs in a process of its own; repetitions are interleaved, so that
 both sides of a ratio see the same machine, and the machine's floors are measured around each. Run it on an
@@ -21,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from comparison import llama1b, machine, plan, show
+from comparison import http_plan, http_rows, llama1b, machine, plan, show
 from comparison.rows import TOKENS_DIFFER, Row, Table
 from comparison.runs import Record, Runner
 from comparison.sides import LEAFAGE, Files, Sides, say
@@ -38,7 +39,8 @@ DEFAULT_REPETITIONS = 3
 
 def main() -> int:
     args = _arguments()
-    rows = set(args.rows or plan.ROWS)
+    planned = http_plan if args.http else plan
+    rows = set(args.rows or planned.ROWS)
     before = _earlier(args.update)
     load = bench.load_average()
     if load > bench.BUSY_LOAD:
@@ -47,13 +49,15 @@ def main() -> int:
     runner = Runner(sides, args.threads)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the sides end with us
     try:
-        plan.run(rows, sides, runner, args.repetitions)
+        planned.run(rows, sides, runner, args.repetitions)
     finally:
         sides.close()
     known = expected.figures(expected.cpu(Path("/proc/cpuinfo").read_text()))
-    table = Table(runner.record, sides, known).rows(rows)
+    table = (http_rows.HTTPTable if args.http else Table)(runner.record, sides, known).rows(rows)
     report = _report(args, sides, runner.record, table, load)
     print(show.text(table))
+    if args.http:
+        print(http_rows.text(runner.record), end="\n\n")
     print(show.footer(report))
     if not known:
         print("no figures of the peers are known on this CPU: whether they are set up well was not checked")
@@ -73,7 +77,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", nargs="+", choices=plan.ROWS, metavar="ROW", help=", ".join(plan.ROWS))
+    names = f"{', '.join(plan.ROWS)}; with --http {', '.join(http_plan.ROWS)}"
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help=names)
+    parser.add_argument("--http", action="store_true", help="the servers of all, spoken to by one client")
     parser.add_argument("--peers", type=Path, default=client.default_folder(), help="(default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=DEFAULT_REPETITIONS, metavar="N")
     parser.add_argument("--threads", type=int, default=available_cpus(), metavar="N")
@@ -84,6 +90,9 @@ def _arguments() -> argparse.Namespace:
         "--update", type=Path, metavar="FILE", help="an earlier --json: put these rows into it"
     )
     args = parser.parse_args()
+    known = http_plan.ROWS if args.http else plan.ROWS
+    if unknown := set(args.rows or ()) - set(known):
+        parser.error(f"no row named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if args.repetitions < 1 or args.threads < 1:
         parser.error("--repetitions and --threads must be at least 1")
     args.peers = args.peers.resolve()

@@ -14,6 +14,7 @@ from peers import client
 
 LEAFAGE = "leafage"
 DRIVER = Path(__file__).parent.parent / "leafage_driver.py"
+HTTP_DRIVER = DRIVER.with_name("http_driver.py")
 TITLES = {LEAFAGE: "Leafage", "llamacpp": "llama.cpp", "openvino": "OpenVINO", "vllm": "vLLM"}
 
 
@@ -25,14 +26,17 @@ class Side:
         engine: "leafage" or a peer's name.
         form: "Q4_1", "Q4_0", ... of SmolLM2; "Q4_K_M" is Gemma's file, "llama1b" the random one.
         options: more words for its driver.
+        http: its server, over HTTP.
     """
 
     engine: str
     form: str
     options: tuple[str, ...] = ()
+    http: bool = False
 
     def __str__(self) -> str:
-        return " ".join((TITLES.get(self.engine, self.engine), self.form, *self.options))
+        title = TITLES.get(self.engine, self.engine)
+        return " ".join((title, self.form, *self.options, *(["over HTTP"] if self.http else [])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,8 @@ class Sides:
 
     def _command(self, side: Side) -> list[str]:
         model = self.files.base(side.form)
+        if side.http:
+            return self._http_command(side, model)
         if side.engine == LEAFAGE:
             if model == self.files.smollm2 and side.form != "Q4_1":
                 model = self.model(Side("llamacpp", side.form))
@@ -122,6 +128,14 @@ class Sides:
         if side.engine == "llamacpp" and model == self.files.smollm2 and side.form != "Q4_1":
             options += ["--format", side.form]
         return client.command(side.engine, self._peers, model, self.threads, *options)
+
+    def _http_command(self, side: Side, model: Path) -> list[str]:
+        if side.engine != LEAFAGE:
+            client.command(side.engine, self._peers, model, self.threads)  # is it installed?
+        words = ["--peers", str(self._peers), "--model", str(model), "--threads", str(self.threads)]
+        if side.engine == "llamacpp" and side.form != "Q4_1":
+            words += ["--format", side.form]
+        return [sys.executable, str(HTTP_DRIVER), "--server", side.engine, *words, *side.options]
 
     def _with_log(self, error: client.PeerError, log: Path) -> client.PeerError:
         """The error with the last line that the driver printed."""

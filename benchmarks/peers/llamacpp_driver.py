@@ -25,10 +25,8 @@ from typing import Any
 
 import protocol
 from chat import Chat
+from llamacpp_settings import BINARIES, CONTEXT, SLOTS, quantized, version
 
-BINARIES = Path("build", "bin")  # in the folder that `setup` made for llama.cpp
-SLOTS = 16
-CONTEXT = 24_576  # of all slots together
 COLD_CONTEXT = 4096
 UNTOLD = 100  # stands for a token of a stream that is never told: those whose text ends inside a character
 START_TIMEOUT = 60.0
@@ -115,7 +113,7 @@ class LlamaCpp:
         self._model = ["-m", str(model), "-t", str(threads)]
         self._slots = slots
         self._server: Server | None = None
-        self.version = _version(folder)
+        self.version = version(folder)
         self.settings = {
             "model": str(model),
             "threads": threads,
@@ -272,24 +270,6 @@ def cpu_seconds(pid: int) -> float:
     """User and system time of a running process, all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def quantized(binaries: Path, model: Path, name: str, folder: Path) -> Path:
-    """The model in another format, made when it is not there; moved into place when complete."""
-    path = folder / f"{model.stem}.{name}.gguf"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        command = [str(binaries / "llama-quantize"), "--allow-requantize", str(model), str(part), name]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        part.rename(path)
-    return path
-
-
-def _version(folder: Path) -> str:
-    """That of the archive which llama.cpp came in; its own says "commit unknown" there."""
-    ((name, version),) = json.loads((folder / "installed.json").read_text()).items()
-    return f"{name} {version}"
 
 
 def main() -> None:

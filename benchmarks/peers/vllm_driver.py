@@ -1,13 +1,11 @@
 """Drives vLLM's offline engine on a CPU, in bf16, compiled, blocks of 32 tokens (see protocol.py).
 
-vLLM reads no GGUF file here: the model is dequantized once into a Hugging Face folder in the peers' folder.
 The first start compiles for about 90 s; later ones find the result in vLLM's cache and take 35 s.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -16,35 +14,9 @@ from typing import Any
 
 import protocol
 from chat import Chat
+from vllm_settings import BLOCK_SIZE, CACHE_GB, MAX_MODEL_LEN, OPENMP_SPIN, environment, hf_folder
 
-BLOCK_SIZE = 32  # at the default, 128, prefixes below 128 tokens are never shared
-MAX_MODEL_LEN = 4096
-CACHE_GB = 2
-OPENMP_SPIN = 0.25  # Intel's OpenMP threads spin 0.2 s after their work before they sleep
 WARM_UP = [([128], 8), ([1024], 1), ([200] * 4, 16)]  # prompt lengths, and output tokens of each
-
-
-def environment(peers: Path, threads: int) -> dict[str, str]:
-    """What must be set before the process starts: vLLM's best settings for few cores.
-
-    One process for scheduler and model, and no binding of threads to cores: the default leaves the model one
-    core of two.
-    """
-    preload, cache = peers / "vllm" / "preload", peers / "vllm" / "cache"
-    libraries = [preload / "libtcmalloc_minimal.so.4", preload / "libiomp5.so"]
-    return {
-        "LD_PRELOAD": ":".join(str(library) for library in libraries),
-        "OMP_NUM_THREADS": str(threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GB),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_AOT_COMPILE": "0",  # what it saves that way cannot be loaded again on a CPU
-        "VLLM_CACHE_ROOT": str(cache),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
 
 
 class VLLM:
@@ -171,23 +143,13 @@ def _params(request: protocol.Request, number: int) -> Any:
     )
 
 
-def hf_folder(model: Path, peers: Path) -> Path:
-    """The model as a Hugging Face folder, made when it is not there."""
-    folder = peers / "models" / f"{model.stem}-hf"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        script = Path(__file__).with_name("hf_folder.py")
-        subprocess.run([sys.executable, str(script), str(model), str(folder)], check=True, stdout=sys.stderr)
-    return folder
-
-
 def main() -> None:
     args = protocol.arguments(__doc__).parse_args()
     wanted = environment(args.peers, args.threads)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
     answers = protocol.take_stdout()
-    model = hf_folder(args.model, args.peers)
+    model = hf_folder(args.model, args.peers, Path(sys.executable))
     protocol.serve(lambda: VLLM(model, args.threads, args.kv_cache_tokens), answers)
 
 
