@@ -67,7 +67,6 @@ class Dialect:
 
 def _openai_request(ask: Ask) -> bytes:
     body: dict[str, Any] = {
-        "model": "smollm2",
         "prompt": ask.prompt,
         "max_tokens": ask.length,
         "temperature": ask.temperature,

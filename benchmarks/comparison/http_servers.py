@@ -66,7 +66,7 @@ def llamacpp(model: Path, threads: int, peers: Path) -> Recipe:
 def vllm(model: Path, threads: int, peers: Path) -> Recipe:
     python = peers / "vllm" / "bin" / "python"
     folder = vllm_settings.hf_folder(model, peers, python)
-    command = [str(python.with_name("vllm")), "serve", str(folder), "--served-model-name", "smollm2"]
+    command = [str(python.with_name("vllm")), "serve", str(folder)]
     command += ["--dtype", "bfloat16", "--max-model-len", str(vllm_settings.MAX_MODEL_LEN)]
     command += ["--block-size", str(vllm_settings.BLOCK_SIZE), "--enable-prefix-caching"]
     command += ["--uvicorn-log-level", "warning", "--disable-log-stats"]
