@@ -132,23 +132,23 @@ class ChatTemplate:
                     "chat template variable is set by Leafage itself", value=name, remedy="leave it out"
                 )
         checked = [_check_message(i, message, self._takes_parts) for i, message in _enumerate(messages)]
-        context = {
-            "messages": [
-                {key: value if key == "role" else _map_text(value, protect) for key, value in message.items()}
-                for message in checked
-            ],
-            "tools": _map_text(list(tools), protect) if tools else None,
-            "add_generation_prompt": add_generation_prompt,
-            **{name: _map_text(value, protect) for name, value in variables.items()},
-            **self._tokens,
-        }
         try:
+            context = {
+                "messages": [
+                    {name: item if name == "role" else _map_text(item, protect) for name, item in one.items()}
+                    for one in checked
+                ],
+                "tools": _map_text(list(tools), protect) if tools else None,
+                "add_generation_prompt": add_generation_prompt,
+                **{name: _map_text(value, protect) for name, value in variables.items()},
+                **self._tokens,
+            }
             return self._template.render(context)
         except _Refusal as refusal:
             raise TemplateError(
                 f"the chat template refused the messages: {refusal}", remedy="change the messages accordingly"
             ) from None
-        except Exception as error:  # whatever a template's expressions may raise
+        except Exception as error:  # whatever a template's expressions may raise, or deep nesting
             number = _template_line(error.__traceback__)
             raise TemplateError(
                 f"the chat template failed{f' in line {number}' if number else ''}: {error}",
@@ -241,20 +241,38 @@ def _check_message(index: int, message: Message, takes_parts: bool) -> dict[str,
                 remedy="pass a string; only a message with tool_calls may have none",
             )
         result["content"] = None
-    elif isinstance(content, Sequence):
-        parts = [_text_of_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+    else:
+        parts = _texts_of_content(where, content)
         result["content"] = (
             [{"type": "text", "text": text} for text in parts] if takes_parts else "\n".join(parts)
         )
-    else:
+    if message.get("tool_calls"):
+        result["tool_calls"] = [_parse_arguments(where, call) for call in message["tool_calls"]]
+    return result
+
+
+def text_of_content(where: str, content: object) -> str:
+    """The text of a message's content: a string, a list of text parts, or None.
+
+    Args:
+        where: names the message in errors.
+
+    Raises:
+        InvalidParameterError, UnsupportedError: it is something else.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_texts_of_content(where, content))
+
+
+def _texts_of_content(where: str, content: object) -> list[str]:
+    if not isinstance(content, Sequence):
         raise InvalidParameterError(
             f"{where}.content must be a string or a list of parts",
             value=type(content).__name__,
             remedy="pass text",
         )
-    if message.get("tool_calls"):
-        result["tool_calls"] = [_parse_arguments(where, call) for call in message["tool_calls"]]
-    return result
+    return [_text_of_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
 
 
 def _text_of_part(where: str, part: Any) -> str:
@@ -290,7 +308,7 @@ def _parse_arguments(where: str, call: Any) -> Any:
     if isinstance(arguments, str):
         try:
             function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InvalidParameterError(
                 f"{where}.tool_calls: arguments is no JSON", value=arguments[:80], remedy="pass a JSON object"
             ) from None
