@@ -10,7 +10,7 @@ from leafage.errors import InvalidParameterError
 
 DEFAULT_MODEL = "smollm2"
 
-_NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
+NAMES_ELSEWHERE = {  # what users of vLLM and llama.cpp write
     "cache_type_k": "kv_cache_dtype",
     "cache_type_v": "kv_cache_dtype",
     "enable_prefix_caching": "prefix_index",
@@ -58,8 +58,8 @@ class EngineConfig:
     )
     max_model_len: int | None = _setting(
         None,
-        "most tokens of one sequence, prompt and output; default: the model's context or the KV pool, "
-        "whichever is smaller",
+        "most tokens of a sequence, prompt and output; default: the model's context, or what the KV pool "
+        "holds",
     )
     block_size: int = _setting(16, "tokens in one block of the KV cache")
     kv_cache_bytes: int | None = _setting(
@@ -68,64 +68,53 @@ class EngineConfig:
     kv_cache_tokens: int | None = _setting(None, "size of the KV pool in tokens, instead of kv_cache_bytes")
     kv_cache_dtype: str | None = _setting(
         None,
-        "'bfloat16', or 'int8' with one scale per token and KV head, which holds nearly twice the tokens; "
-        "default: bfloat16 (with compute 'float32': float32, and nothing else)",
+        "'bfloat16', or 'int8', which holds nearly twice the tokens; default: bfloat16 (float32 with "
+        "compute 'float32')",
     )
     max_num_seqs: int = _setting(256, "most sequences computed in one step")
     max_num_batched_tokens: int = _setting(256, "token budget: most tokens computed in one step")
     policy: str = _setting(
         "fcfs",
-        "which waiting request is admitted next, among those of the highest priority: 'fcfs' (the oldest), "
-        "'first_fit' (the oldest that fits into the KV cache), 'longest_prefix' (most of it is cached), "
-        "'depth_first' (prompts with a common prefix together), 'shortest_prompt', 'fair' (the tenant that "
-        "was served least), or 'static' (a batch at a time, as older systems do, to compare with)",
+        "which waiting request is admitted next: 'fcfs' (the oldest), 'first_fit' (the oldest that fits), "
+        "'longest_prefix' (most of it is cached), 'depth_first' (common prefixes together), "
+        "'shortest_prompt', 'fair' (the tenant served least), or 'static' (a batch at a time, to compare "
+        "with)",
     )
     prefix_index: str = _setting(
         "radix",
-        "how the K/V of common prefixes is found and shared between requests: 'radix' (to the token; evicted "
-        "block by block), 'radix-node' (evicted by whole leaves, as SGLang does), 'hash_chain' (whole blocks "
-        "only, as vLLM does) or 'none' (not at all)",
+        "how common prefixes share K/V: 'radix' (to the token), 'radix-node' (the same, evicted by whole "
+        "leaves), 'hash_chain' (whole blocks) or 'none'",
     )
     kv: str = _setting(
         "paged",
-        "how sequences get their KV cache: 'paged' (blocks on demand), or in one piece, reserved at "
-        "admission and never shared, as older systems do, to compare with: 'reserved-max' (max_model_len), "
-        "'reserved-pow2' (prompt, and max_tokens rounded up to a power of two) or 'reserved-oracle' (prompt "
-        "and max_tokens); a piece goes where it first fits, or with '-buddy' at the end of the name, where a "
-        "buddy allocator puts it, or with '-scattered' its blocks lie anywhere",
+        "'paged': blocks on demand; or reserved at admission and never shared, to compare with: "
+        "'reserved-max', 'reserved-pow2', 'reserved-oracle', each also with '-buddy' or '-scattered' behind",
     )
     watermark: float = _setting(
-        0.02, "share of the KV pool that stays free when a request is admitted while others run"
+        0.02, "share of the KV pool left free when a request is admitted while others run"
     )
     preemption: str = _setting(
         "auto",
-        "how a request that gave its KV cache to others gets it back: 'swap' (moved out and in), "
-        "'recompute', or 'auto', the cheaper of both by the numbers of the hardware file",
+        "how a preempted request gets its KV cache back: 'swap', 'recompute', or 'auto', the cheaper of both",
     )
     swap_bytes: int | None = _setting(
         None,
-        "size of the swap space in bytes; default: a quarter of the KV pool, of which memory is taken only "
-        "when requests are swapped out",
+        "size of the swap space; default: a quarter of the KV pool, taken when it is needed",
     )
-    swap_path: str | None = _setting(
-        None, "a new file for the swap space, on the disk that has the room; default: memory"
-    )
+    swap_path: str | None = _setting(None, "a new file for the swap space; default: memory")
     hardware: str | None = _setting(
         None,
-        "JSON file with this machine's speeds, which `leafage sim calibrate` writes; default: typical ones "
-        "of its instruction set",
+        "JSON file with this machine's speeds, from `leafage sim calibrate`; default: typical ones",
     )
     pinned_share: float | None = _setting(
         None,
-        "most of the KV pool that pinned prefixes may hold together, from 0 to 0.9; requests cannot count on "
-        "it. Default: 0.25, or less where a sequence of max_model_len needs the room",
+        "most of the KV pool that pinned prefixes may hold, 0 to 0.9; requests cannot count on it. "
+        "Default: 0.25, or less where a sequence of max_model_len needs the room",
     )
     threads: int | None = _setting(
         None, "threads that compute; default: the CPUs this process may use (affinity, cgroup quota)"
     )
-    compute: str = _setting(
-        "fast", "'fast': native kernels; 'float32': slow NumPy reference with dequantized weights"
-    )
+    compute: str = _setting("fast", "'fast': native kernels; 'float32': slow NumPy reference")
     quantize: str | None = _setting(
         None, "'q8' or 'q4': quantize F32, F16 and BF16 weights on load; default: keep the file's types"
     )
@@ -220,7 +209,7 @@ class EngineConfig:
         known = [f.name for f in fields(cls)]
         for name in settings:
             if name not in known:
-                close = [_NAMES_ELSEWHERE[name]] if name in _NAMES_ELSEWHERE else None
+                close = [NAMES_ELSEWHERE[name]] if name in NAMES_ELSEWHERE else None
                 close = close or difflib.get_close_matches(name, known, n=1)
                 raise InvalidParameterError(
                     f"unknown setting {name}",

@@ -1,4 +1,5 @@
-"""Command-line flags made from EngineConfig and SamplingParams: one place says what a setting is."""
+"""Command-line flags made from EngineConfig, ServerConfig and SamplingParams: one place says what a setting
+is."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from cyclopts import Group, Parameter
 from leafage.config import EngineConfig
 from leafage.core.sampling_params import SamplingParams
 from leafage.errors import InvalidParameterError
+from leafage.server.config import ServerConfig
 
-ENGINE = Group("Engine", sort_key=3)
 SAMPLING = Group("Sampling", sort_key=2)
+ENGINE = Group("Engine", sort_key=3)
+SERVER = Group("Server", sort_key=1)
+LIMITS = Group("Limits", sort_key=2)
 
 INTERNAL = {"bad_words_token_ids"}
 """Fields that the engine fills in; no flags."""
@@ -25,8 +29,8 @@ SAMPLING_FLAGS = tuple(
     f.name for f in fields(SamplingParams) if f.name not in INTERNAL | {"n", "logprobs", "prompt_logprobs"}
 )
 
-# Where the docstring speaks to programs.
-_HELP = {
+# Where the docstring speaks to programs, or leaves out what else can be written.
+_SAMPLING_HELP = {
     "seed": "makes the draws repeatable; without it every run draws its own",
     "max_tokens": "most tokens of the answer",
     "logprobs": "with --json: so many alternatives for each token of the answer",
@@ -35,6 +39,8 @@ _HELP = {
     "stop_token_ids": "id that ends the answer besides the model's own; may be repeated",
     "bad_words": "text that must not be produced; may be repeated",
     "logit_bias": "ID=BIAS: add BIAS, in [-100, 100], to that token's logit; may be repeated",
+}
+_ENGINE_HELP = {
     "kv_cache_bytes": "size of the KV pool: 512MiB, 2GiB, ...; default: the smaller of 4 GiB and 40 % of the "
     "memory left; in a simulation what the device's memory leaves",
 }
@@ -49,6 +55,7 @@ def with_flags(
     engine: tuple[str, ...] = (),
     sampling: tuple[str, ...] = (),
     defaults: Mapping[str, object] | None = None,
+    server: tuple[str, ...] = (),
 ) -> Callable[[_Function], _Function]:
     """Give a command whose last parameter is `**flags` one flag for each of these fields.
 
@@ -60,6 +67,7 @@ def with_flags(
         signature = inspect.signature(function, eval_str=True)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         added = _parameters(EngineConfig, engine, ENGINE, {})
+        added |= _parameters(ServerConfig, server, SERVER, {})
         added |= _parameters(SamplingParams, sampling, SAMPLING, defaults or {})
 
         def command(*args: Any, **kwargs: Any) -> Any:
@@ -104,14 +112,16 @@ def _parameters(
 ) -> dict[str, Any]:
     hints = get_type_hints(cls)
     documented = _documented(cls)
+    helps = {SamplingParams: _SAMPLING_HELP, EngineConfig: _ENGINE_HELP}.get(cls, {})
     found = {}
     for field in fields(cls):
         if field.name not in names:
             continue
-        text = _HELP.get(field.name) or field.metadata.get("help") or documented.get(field.name, "")
+        text = helps.get(field.name) or field.metadata.get("help") or documented.get(field.name, "")
         default = defaults.get(field.name, field.default)
         if default not in (None, MISSING, (), "") and "default:" not in text:
             text += f" [default: {str(default).lower() if isinstance(default, bool) else default}]"
+        group = LIMITS if field.metadata.get("limit") else group
         options: dict[str, Any] = {"help": _as_flags(text), "group": group, "show_default": False}
         kind = _flag_type(hints[field.name])
         if field.name.endswith("_bytes"):
@@ -124,7 +134,9 @@ def _parameters(
 
 def _as_flags(text: str) -> str:
     """Names of other settings as they are typed: kv_cache_bytes -> --kv-cache-bytes."""
-    names = {f.name for cls in (EngineConfig, SamplingParams) for f in fields(cls) if "_" in f.name}
+    names = {
+        f.name for cls in (EngineConfig, ServerConfig, SamplingParams) for f in fields(cls) if "_" in f.name
+    }
     return re.sub(r"[a-z]+(_[a-z]+)+", lambda m: _flag(m[0]) if m[0] in names else m[0], text)
 
 
@@ -137,6 +149,8 @@ def _flag_type(hint: Any) -> Any:
     if hint == bool | str:
         return str
     if "Mapping" in text:
+        return list[str]
+    if hint == tuple[str, ...]:
         return list[str]
     if "Sequence" in text:
         return list[int] if "[int]" in text else list[str]

@@ -2,51 +2,137 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
+import threading
 import time
+import warnings
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from leafage.cli import terminal
-from leafage.cli.flags import ENGINE_FLAGS, engine_settings, with_flags
-from leafage.config import DEFAULT_MODEL, EngineConfig
+from leafage import store
+from leafage.cli import EXIT_ERROR, terminal
+from leafage.cli.flags import with_flags
+from leafage.cli.settings import Settings
+from leafage.config import EngineConfig
+from leafage.server.config import ServerConfig, read_api_keys
 
 if TYPE_CHECKING:
+    import socket
+
     from leafage.build import Build
-    from leafage.server.config import ServerConfig
     from leafage.server.context import Context
 
+CLOSE_SECONDS = 5.0
+"""For the step that runs at the end."""
+_ENGINE_FLAGS = tuple(f.name for f in fields(EngineConfig) if f.name != "model")
+_SERVER_FLAGS = tuple(f.name for f in fields(ServerConfig))
 
-@with_flags(ENGINE_FLAGS)
+
+@with_flags(_ENGINE_FLAGS, server=_SERVER_FLAGS)
 def serve(
-    model: Annotated[str, Parameter(env_var="LEAFAGE_MODEL")] = DEFAULT_MODEL,
+    model: str | None = None,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    config: Path | None = None,
     **flags: Any,
-) -> None:
-    """Serve a model through the OpenAI API until Ctrl-C.
+) -> int:
+    """Serve a model through the OpenAI API until SIGTERM or Ctrl-C.
+
+    Each flag is also a variable (`--max-queue`: LEAFAGE_MAX_QUEUE, several values with commas) and a key of
+    the configuration file (`max_queue = 100`). A flag goes before a variable, a variable before the file.
 
     Parameters
     ----------
     model
-        A known name (`leafage ls`), a path to a .gguf file or Hugging Face folder, or hf:owner/repo[/file].
+        A known name (`leafage ls`), a .gguf file, a Hugging Face folder, or hf:owner/repo[/file];
+        default: smollm2.
+    config
+        TOML file with settings; also LEAFAGE_CONFIG.
     """
-    import uvicorn
+    given = flags if model is None else {"model": model, **flags}
+    settings = Settings((EngineConfig, ServerConfig), given, os.environ, config)
+    with settings.named():
+        engine_config = EngineConfig(**settings.of(EngineConfig))
+        server_config = ServerConfig(**settings.of(ServerConfig))
+        if server_config.api_key_file is not None:
+            keys = read_api_keys(server_config.api_key_file)
+            server_config = replace(server_config, api_key=server_config.api_key + keys, api_key_file=None)
+    from leafage.server.http_server import bind
 
-    from leafage.build import build_engine
-    from leafage.server.app import create_app
-    from leafage.server.config import ServerConfig
-
-    config = ServerConfig(host=host, port=port)
-    build = build_engine(EngineConfig.from_kwargs(model=model, **engine_settings(flags)))
-    terminal.say(terminal.plan_line(build))
-    context = make_context(build, config)
+    sockets = bind(server_config.host, server_config.port)
+    url = _url(server_config.host, sockets[0].getsockname()[1])
+    with settings.named():
+        build = _load(engine_config)
+    context = make_context(build, server_config)
     try:
-        uvicorn.run(create_app(context), host=host, port=port, log_level="warning")
+        code = _run(context, sockets, lambda: _greet(context, build, url))
     finally:
-        context.engine.close()
+        _close(context)
+    return code
+
+
+def _load(config: EngineConfig) -> Build:
+    terminal.find_model(config.model)
+    from leafage.build import build_engine
+
+    label = f"loading {Path(config.model).name}"
+    with terminal.ByteProgress(delay=0.7, transient=True) as progress:
+        build = build_engine(config, on_progress=lambda done, total: progress(label, done, total))
+    gc.freeze()  # as in terminal.open_llm
+    atexit.register(gc.unfreeze)
+    return build
+
+
+def _run(context: Context, sockets: list[socket.socket], on_ready: Callable[[], None]) -> int:
+    """Serve until a signal has drained the server; the exit code."""
+    from leafage.server.app import create_app
+    from leafage.server.http_server import HttpServer
+
+    server = HttpServer(
+        create_app(context), context.config, context.lifecycle, say=terminal.say, on_ready=on_ready
+    )
+    server.run(sockets)
+    return server.exit_code
+
+
+def _close(context: Context) -> None:
+    """End the engine after its step, or, when that hangs, the process."""
+    code = EXIT_ERROR
+    killer = threading.Timer(CLOSE_SECONDS, lambda: os._exit(code))
+    killer.daemon = True
+    killer.start()
+    context.close()
+    killer.cancel()
+
+
+def _url(host: str, port: int) -> str:
+    """What a browser on this machine asks for."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}"
+
+
+def _greet(context: Context, build: Build, url: str) -> None:
+    """Say what is served, where, and how to try it."""
+    from leafage.server.limits import is_loopback
+
+    config, plan = context.config, build.plan
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
+    path, body = "/v1/completions", '{"prompt": "Hello", "max_tokens": 20}'
+    if build.template_source or build.tokenizer.chat_template:
+        path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
+    swap = f"swap space {plan.num_swap_slots * plan.block_size:,} tokens ({store.human(plan.swap_bytes)})"
+    terminal.say(f"{terminal.plan_line(build)}, {swap if plan.num_swap_slots else 'no swap space'}")
+    if not config.api_key and not is_loopback(config.host):
+        warnings.warn(
+            f"everyone who reaches {config.host} may use this server; give --api-key-file", stacklevel=2
+        )
+    terminal.say(f"try: curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'")
+    names = ", ".join(context.model.names)
+    pages = [page for page, on in (("live page at /", config.live), ("docs at /docs", config.docs)) if on]
+    terminal.say(f"serving {names} at {url}" + (f" ({', '.join(pages)})" if pages else ""))
 
 
 def make_context(build: Build, config: ServerConfig) -> Context:

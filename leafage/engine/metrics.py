@@ -76,6 +76,7 @@ class EngineMetrics:
     Attributes:
         busy_seconds: time inside steps.
         last_step_time: end of the last step, None before the first.
+        num_left_waiting: requests that the last step could not begin.
         usage_seconds: the KV cache during steps, each counted as it was while its batch ran.
         on_finished: told of each request that ended, with its times.
     """
@@ -89,6 +90,7 @@ class EngineMetrics:
         self._num_seqs = 0
         self.busy_seconds = 0.0
         self.last_step_time: float | None = None
+        self.num_left_waiting = 0
         self._live: dict[str, tuple[Request, RequestMetrics]] = {}
         self._unscheduled: set[str] = set()
         self._step_began = 0.0
@@ -121,6 +123,7 @@ class EngineMetrics:
             roster = self._scheduler.roster
             self._usage = self._scheduler.kv.usage(roster.running)
             self._num_seqs = roster.num_seqs
+            self.num_left_waiting = len(roster.waiting)
 
     def stepped(self, batch: Batch, deltas: list[Delta]) -> None:
         now = self._weigh(self._usage, self._num_seqs, self._step_began)

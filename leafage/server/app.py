@@ -10,14 +10,17 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from leafage.errors import LeafageError
-from leafage.server.body import BODY_MODELS
+from leafage.server.access_log import AccessLog
+from leafage.server.body import BODY_MODELS, IGNORED_HEADER
 from leafage.server.context import Context
 from leafage.server.errors import ApiError, error_response
 from leafage.server.generation import ClientLeft
+from leafage.server.limits import Limits
 from leafage.server.routes import chat, completions, models
 
 _log = logging.getLogger("leafage.server")
@@ -25,18 +28,45 @@ _log = logging.getLogger("leafage.server")
 
 def create_app(context: Context) -> FastAPI:
     """The ASGI application over an engine that runs."""
-    app = FastAPI(title="Leafage", version=_version())
+    docs = context.config.docs
+    app = FastAPI(
+        title="Leafage",
+        version=_version(),
+        docs_url="/docs" if docs else None,
+        openapi_url="/openapi.json" if docs else None,
+        redoc_url=None,
+    )
     app.state.context = context
     for routes in (chat, completions, models):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(LeafageError, _refuse)
     app.add_exception_handler(ClientLeft, _client_left)
+    app.add_exception_handler(ClientDisconnect, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _wrong_path)
     app.add_exception_handler(Exception, _fault)
+    for middleware, options in reversed(_middleware(context)):  # which FastAPI puts around what it has
+        app.add_middleware(middleware, **options)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+def _middleware(context: Context) -> list[tuple[Any, dict[str, Any]]]:
+    """The outermost first."""
+    config = context.config
+    found: list[tuple[Any, dict[str, Any]]] = [(Limits, {"context": context})]
+    if config.cors_origin:
+        cors = {
+            "allow_origins": config.cors_origin,
+            "allow_methods": ("GET", "POST"),
+            "allow_headers": ("*",),
+            "expose_headers": ("Retry-After", IGNORED_HEADER),
+        }
+        found.insert(0, (CORSMiddleware, cors))
+    if config.access_log:
+        found.insert(0, (AccessLog, {}))
+    return found
 
 
 def _version() -> str:
@@ -55,7 +85,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return error_response(request, error)
+    return error_response(error)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
@@ -69,13 +99,13 @@ async def _http_error(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {path}. See /docs for what is",
         405: f"{path} does not take {request.method}. See /docs for what it takes",
     }.get(error.status_code, str(error.detail))
-    return error_response(request, ApiError(message, status=error.status_code, headers=error.headers))
+    return error_response(ApiError(message, status=error.status_code, headers=error.headers))
 
 
 async def _wrong_path(request: Request, error: Exception) -> Response:
-    return error_response(request, ApiError(str(error)))
+    return error_response(ApiError(str(error)))
 
 
 async def _fault(request: Request, error: Exception) -> Response:
     _log.error("a fault in Leafage", exc_info=error)
-    return error_response(request, error)
+    return error_response(error)

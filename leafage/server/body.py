@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from leafage.server.context import context_of
@@ -16,6 +17,8 @@ from leafage.server.errors import ApiError
 IGNORED_HEADER = "X-Leafage-Ignored-Fields"
 MAX_LISTED = 5
 """Mistakes of one body that are listed."""
+MAX_IGNORED = 20
+"""Ignored fields that are listed."""
 
 BODY_MODELS: dict[str, Any] = {}
 """Schemas that the OpenAPI document refers to, by name."""
@@ -30,7 +33,10 @@ async def read_body(request: Request, model: type[M]) -> M:
     Raises:
         ApiError: it is no JSON, or not of this form.
     """
+    _check_media_type(request)
     data = await request.body()
+    if b"NaN" in data or b"Infinity" in data:
+        _check_numbers(data)
     tolerant = context_of(request).config.unknown_fields == "ignore"
     try:
         parsed = model.model_validate_json(data, extra="allow" if tolerant else "forbid")
@@ -39,6 +45,24 @@ async def read_body(request: Request, model: type[M]) -> M:
     if tolerant:
         request.state.ignored_fields = sorted(set(_extra(parsed, "")))
     return parsed
+
+
+def _check_media_type(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(
+            f"the body must be JSON; got content type {kind[:100] or 'none'!r}. "
+            "Send the header Content-Type: application/json",
+            status=415,
+        )
+
+
+def _check_numbers(data: bytes) -> None:
+    """The parser takes NaN and Infinity, which are no JSON."""
+    try:
+        from_json(data, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        raise ApiError(f"the body is no JSON: {error}") from None
 
 
 def _body_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
@@ -54,9 +78,10 @@ def _text(error: ErrorDetails, model: type[BaseModel]) -> str:
     if error["type"] == "json_invalid":
         return f"the body is no JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(error["loc"][-1]), list(model.model_fields), n=1)
+        name = str(error["loc"][-1])[:100]
+        close = difflib.get_close_matches(name, list(model.model_fields), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "leave it out"
-        return f"unknown field {path!r}: {hint}"
+        return f"unknown field {_short(path)}: {hint}"
     value = error.get("input")
     got = "" if error["type"] == "missing" or isinstance(value, dict | list) else f", got {_short(value)}"
     return f"{path or 'the body'}: {error['msg']}{got}"
@@ -91,7 +116,9 @@ def _extra(value: Any, path: str) -> Iterable[str]:
 
 def answer_headers(request: Request) -> dict[str, str]:
     """Headers of the answer to a request whose body was read."""
-    ignored = getattr(request.state, "ignored_fields", [])
+    ignored = [quote(name[:100], safe="[]") for name in getattr(request.state, "ignored_fields", [])]
+    if len(ignored) > MAX_IGNORED:
+        ignored[MAX_IGNORED:] = ["..."]
     return {IGNORED_HEADER: ", ".join(ignored)} if ignored else {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ from starlette.requests import Request
 
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine.inputs import InputProcessor
+from leafage.server.admission import Admission
 from leafage.server.config import ServerConfig
 from leafage.server.errors import ApiError
+from leafage.server.lifecycle import Lifecycle
 from leafage.text.chat_template import ChatTemplate
 from leafage.text.tokenizer import Tokenizer
 
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
     from leafage.engine.async_engine import AsyncEngine
     from leafage.engine.engine import Engine
     from leafage.engine.metrics import EngineMetrics
+
+
+NUM_ENCODERS = 2
+REJECTIONS = ("queue_full", "rate_limit", "unauthorized", "body_too_large", "draining", "timeout")
+"""Why a limit of the server turns a request away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,10 @@ class Context:
     Attributes:
         core: the engine itself, to be looked at in `engine.call` only.
         metrics: its counters; the same.
+        lifecycle: whether requests are taken, and which are to be answered.
+        admission: whether the engine is given one more.
+        encoders: threads that encode long texts.
+        rejections: requests that a limit turned away, by reason.
     """
 
     config: ServerConfig
@@ -72,6 +84,19 @@ class Context:
     engine: AsyncEngine
     core: Engine
     metrics: EngineMetrics
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    admission: Admission = field(init=False)
+    encoders: ThreadPoolExecutor = field(init=False)
+    rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTIONS, 0))
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.config, self.core, self.metrics, self.rejections)
+        self.encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="leafage-encode")
+
+    def close(self) -> None:
+        """Stop the engine; what still runs ends with an error."""
+        self.engine.close()
+        self.encoders.shutdown(wait=False, cancel_futures=True)
 
 
 def context_of(request: Request) -> Context:

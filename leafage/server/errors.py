@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from leafage.errors import (
@@ -20,13 +19,20 @@ from leafage.errors import (
 _KINDS: dict[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "service_unavailable_error",
 }
+RETRY = "Come again after the seconds of the header Retry-After"
+MAX_MESSAGE = 2000
+"""Characters of a message."""
 
 
 class ApiError(Exception):
@@ -59,7 +65,16 @@ class ApiError(Exception):
     def body(self) -> dict[str, object]:
         """The JSON of the answer."""
         kind = _KINDS.get(self.status, "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": _clipped(self.message), "type": kind, "param": self.param, "code": self.code}
+        }
+
+
+def _clipped(message: str) -> str:
+    """Without most of what a client sent in megabytes."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2 :]}"
 
 
 def api_error(error: Exception) -> ApiError:
@@ -79,7 +94,7 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(f"internal error ({type(error).__name__}); the server's log has more", status=500)
 
 
-def error_response(request: Request, error: Exception) -> Response:
+def error_response(error: Exception) -> Response:
     """The answer to a request that failed before it streamed."""
     told = api_error(error)
     return Response(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive
@@ -12,8 +13,13 @@ from starlette.types import Receive
 from leafage.engine.async_engine import Answers
 from leafage.engine.inputs import NewRequest
 from leafage.engine.output import RequestOutput
-from leafage.server.context import context_of
+from leafage.server.context import Context, context_of
 from leafage.server.errors import ApiError
+
+T = TypeVar("T")
+
+LONG_BODY = 8192
+"""Bytes from which its texts are encoded beside the event loop."""
 
 
 class ClientLeft(Exception):
@@ -21,20 +27,42 @@ class ClientLeft(Exception):
 
 
 class Running:
-    """Requests that the engine has accepted, and the deadline they have.
+    """Requests that the engine has been given, and the deadline they have.
 
     Attributes:
         answers: their outputs.
-        expired: the deadline has passed; `answers` is closed.
+        error: why the server ended them: the deadline, or its own end. `answers` is closed then.
+        num_tokens: of prompts and of answers so far, where somebody counts them.
     """
 
-    def __init__(self, answers: Answers, timeout: float | None) -> None:
+    def __init__(self, context: Context, answers: Answers, num_tokens: list[int] | None) -> None:
         self.answers = answers
-        self.expired = False
-        self._timeout = timeout
+        self.error: ApiError | None = None
+        self.num_tokens = num_tokens
+        self._context = context
+        self._timeout = context.config.request_timeout
+        self._accepting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        if timeout is not None:
-            self._timer = asyncio.get_running_loop().call_later(timeout, self._expire)
+        context.lifecycle.add(self)
+        if self._timeout is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout, self._expire)
+
+    async def accepted(self) -> None:
+        """Return when the engine has taken the requests.
+
+        Raises:
+            InvalidParameterError, RequestTooLargeError: it refused one, and so all of them.
+            ApiError: the server ended them first.
+        """
+        self._accepting = asyncio.ensure_future(self.answers.accepted())
+        try:
+            await self._accepting
+        except asyncio.CancelledError:
+            if self.error is None:
+                raise
+            raise self.error from None
+        finally:
+            self._accepting = None
 
     @contextmanager
     def client(self, receive: Receive) -> Iterator[None]:
@@ -47,27 +75,41 @@ class Running:
             listener.cancel()
             self.close()
 
+    def count(self, output: RequestOutput) -> None:
+        """Of an output that goes to the client."""
+        if self.num_tokens is not None:
+            self.num_tokens[1] += sum(len(one.token_ids) for one in output.outputs)
+
+    def end(self, error: ApiError) -> None:
+        """Abort what still runs and tell the client why."""
+        self.error = error
+        self.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+
     def close(self) -> None:
         """Abort what still runs."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._context.lifecycle.remove(self):
+            self._context.admission.ended(self.answers.num_requests)
         self.answers.close()
 
     @property
     def why_closed(self) -> Exception:
         """What ended the outputs before the requests did."""
-        if self.expired:
-            return ApiError(
+        return self.error or ClientLeft()
+
+    def _expire(self) -> None:
+        self._context.rejections["timeout"] += 1
+        self.end(
+            ApiError(
                 "the request took longer than the server allows"
                 f"; limit: {self._timeout:g} s. Ask for fewer tokens, or raise --request-timeout",
                 status=504,
                 code="timeout",
             )
-        return ClientLeft()
-
-    def _expire(self) -> None:
-        self.expired = True
-        self.answers.close()
+        )
 
 
 async def start(request: Request, requests: list[NewRequest], *, stream: bool) -> Running:
@@ -75,15 +117,25 @@ async def start(request: Request, requests: list[NewRequest], *, stream: bool) -
 
     Raises:
         InvalidParameterError, RequestTooLargeError: one was refused.
+        ApiError: too many wait, a prompt is too long, or the server ends.
     """
     context = context_of(request)
-    answers = context.engine.submit(requests, stream=stream)
-    try:
-        await answers.accepted()
-    except BaseException:
-        answers.close()
-        raise
-    return Running(answers, context.config.request_timeout)
+    with context.admission.submitting(requests):
+        answers = context.engine.submit(requests, stream=stream)
+        try:
+            num_tokens: list[int] | None = request.scope.get("leafage.num_tokens")
+            if num_tokens is not None:
+                num_tokens[0] += sum(len(new.prompt_token_ids) for new in requests)
+            running = Running(context, answers, num_tokens)
+        except BaseException:
+            answers.close()
+            raise
+        try:
+            await running.accepted()
+        except BaseException:
+            running.close()
+            raise
+    return running
 
 
 async def complete(request: Request, requests: list[NewRequest]) -> list[RequestOutput]:
@@ -99,10 +151,18 @@ async def complete(request: Request, requests: list[NewRequest]) -> list[Request
         async for number, output in running.answers:
             if output.error is not None:
                 raise output.error
+            running.count(output)
             outputs[number] = output
     if len(outputs) < len(requests):
         raise running.why_closed
     return [outputs[number] for number in range(len(requests))]
+
+
+async def encoded(request: Request, encode: Callable[[], T]) -> T:
+    """What `encode` makes of the texts of a request whose body was read. Long ones hold up nobody else."""
+    if len(await request.body()) < LONG_BODY:
+        return encode()
+    return await asyncio.get_running_loop().run_in_executor(context_of(request).encoders, encode)
 
 
 async def _left(receive: Receive) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -35,34 +34,23 @@ def event(data: Mapping[str, Any], *, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what comes of running requests. They end with it: when the client leaves, and when it takes
-    nothing for `send_timeout` seconds."""
+    """Sends what comes of running requests. They end when the client leaves; one that stays and takes nothing
+    is cut off (see `http_server`)."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        running: Running,
-        chunks: Chunks,
-        *,
-        send_timeout: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, running: Running, chunks: Chunks, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._running = running
         self._chunks = chunks
-        self._send_timeout = send_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers = self._running.answers
-        watch = _SlowClient(self._send_timeout)
-        with self._running.client(receive), watch:
+        with self._running.client(receive):
 
             async def send_body(body: bytes, more: bool = True) -> None:
-                watch.began()
                 await send({"type": "http.response.body", "body": body, "more_body": more})
-                watch.ended()
 
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -73,6 +61,7 @@ class EventStream(Response):
                 for number, output in ready:
                     error = error or output.error
                     if error is None:
+                        self._running.count(output)
                         body += self._chunks.of(number, output)
                         num_open -= output.finished
                 if error is not None:
@@ -82,36 +71,5 @@ class EventStream(Response):
                     await send_body(body)
             if num_open == 0:
                 await send_body(self._chunks.end(), False)
-            elif self._running.expired:
-                await send_body(event(api_error(self._running.why_closed).body) + DONE, False)
-
-
-class _SlowClient:
-    """Cancels the task that has been sending for too long. One timer for all that it sends."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._since: float | None = None
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def began(self) -> None:
-        self._since = self._loop.time()
-
-    def ended(self) -> None:
-        self._since = None
-
-    def __enter__(self) -> None:
-        self._timer = self._loop.call_later(self._timeout / 4, self._look)
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        if self._since is not None and self._loop.time() - self._since > self._timeout:
-            if self._task is not None:
-                self._task.cancel()
-            return
-        self._timer = self._loop.call_later(self._timeout / 4, self._look)
+            elif self._running.error is not None:
+                await send_body(event(self._running.error.body) + DONE, False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,21 +26,18 @@ TINY_TEMPLATE = (
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """The application behind a real socket; gives its URL."""
-    import uvicorn
+    from leafage.server.http_server import HttpServer, bind
 
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+    context = app.state.context
+    started = threading.Event()
+    sockets = bind("127.0.0.1", 0)
+    port = sockets[0].getsockname()[1]
+    server = HttpServer(app, context.config, context.lifecycle, on_ready=started.set)
+    thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
-    for _ in range(2000):
-        if server.started:
-            break
-        time.sleep(0.005)
-    else:
-        raise RuntimeError("the server did not start")
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    assert started.wait(10), "the server did not start"
     try:
-        yield f"http://{host}:{port}"
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         thread.join(20)
@@ -56,20 +53,27 @@ def context_over(build: Build, **settings: Any) -> Iterator[Context]:
     try:
         yield context
     finally:
-        context.engine.close()
+        context.close()
 
 
 @pytest.fixture(scope="session")
-def tiny_assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
-    """A random model of printable characters, one token each; it has a chat template."""
-    from leafage.build import load_assets
-    from leafage.config import EngineConfig
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of printable characters, one token each, with a chat template."""
     from leafage.tiny_model import write_tiny_model
 
     folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
-    assets = load_assets(EngineConfig(model=str(folder), threads=1))
-    assets.tokenizer.chat_template = TINY_TEMPLATE
-    return assets
+    template = json.dumps({"chat_template": TINY_TEMPLATE})
+    (folder / "tokenizer_config.json").write_text(template, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_assets(tiny_folder: Path) -> Assets:
+    """The same, loaded."""
+    from leafage.build import load_assets
+    from leafage.config import EngineConfig
+
+    return load_assets(EngineConfig(model=str(tiny_folder), threads=1))
 
 
 def tiny_build(assets: Assets, **settings: Any) -> Build:

@@ -16,7 +16,7 @@ from leafage.engine.output import CompletionOutput, RequestOutput
 from leafage.errors import InvalidParameterError, UnsupportedError
 from leafage.server.body import answer_headers, body_schema, read_body
 from leafage.server.context import Context, context_of
-from leafage.server.generation import complete, start
+from leafage.server.generation import complete, encoded, start
 from leafage.server.protocol.answers import cache_report, chat_logprobs, new_id, prompt_logprobs_json, usage
 from leafage.server.protocol.chat import ChatCompletionRequest
 from leafage.server.sse import DONE, EventStream, event
@@ -33,10 +33,11 @@ async def create_chat_completion(request: Request) -> Response:
     context.model.check_name(body.model)
     _check(body)
     params = _params(body, context.model.default_sampling_params)
+    prompt_token_ids = await encoded(request, lambda: _encode(context, body))
     new = context.model.inputs.request(
         context.engine.new_request_id(),
         {
-            "prompt_token_ids": _encode(context, body),
+            "prompt_token_ids": prompt_token_ids,
             "cache_salt": body.cache_salt or "",
             "tenant": body.user,
         },
@@ -46,8 +47,7 @@ async def create_chat_completion(request: Request) -> Response:
     answer = _Answer(context, body, new)
     if body.stream:
         running = await start(request, [new], stream=True)
-        timeout = context.config.send_timeout
-        return EventStream(running, answer, send_timeout=timeout, headers=answer_headers(request))
+        return EventStream(running, answer, headers=answer_headers(request))
     [output] = await complete(request, [new])
     return Response(
         json.dumps(answer.whole(output)), media_type="application/json", headers=answer_headers(request)

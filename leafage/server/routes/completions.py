@@ -17,7 +17,7 @@ from leafage.engine.output import CompletionOutput, LogprobDict, RequestOutput
 from leafage.errors import InvalidParameterError
 from leafage.server.body import answer_headers, body_schema, read_body
 from leafage.server.context import Context, context_of
-from leafage.server.generation import complete, start
+from leafage.server.generation import complete, encoded, start
 from leafage.server.protocol.answers import cache_report, finite, new_id, prompt_logprobs_json, usage
 from leafage.server.protocol.completions import CompletionRequest
 from leafage.server.sse import DONE, EventStream, event
@@ -35,12 +35,14 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     context.model.check_name(body.model)
     params = _params(body, context.model.default_sampling_params)
-    requests = [_new_request(context, body, prompt, params) for prompt in _prompts(body)]
+    prompts = _prompts(body)
+    requests = await encoded(
+        request, lambda: [_new_request(context, body, prompt, params) for prompt in prompts]
+    )
     answer = _Answer(context, body, requests, params)
     if body.stream:
         running = await start(request, requests, stream=True)
-        timeout = context.config.send_timeout
-        return EventStream(running, answer, send_timeout=timeout, headers=answer_headers(request))
+        return EventStream(running, answer, headers=answer_headers(request))
     outputs = await complete(request, requests)
     return Response(
         json.dumps(answer.whole(outputs)), media_type="application/json", headers=answer_headers(request)
