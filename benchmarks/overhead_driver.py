@@ -7,13 +7,11 @@ is asked directly: "engine" runs all requests with `LLM.generate`, "first token"
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from peers import protocol
 
 import leafage
@@ -25,6 +23,7 @@ from leafage.core.sampling_params import SamplingParams
 from leafage.llm import LLM
 from leafage.server.app import create_app
 from leafage.server.config import ServerConfig
+from leafage.server.http_server import HttpServer, bind
 
 WARM_UP = bench.Work([list(range(1000, 1064))] * 4, [8] * 4)
 
@@ -39,17 +38,18 @@ class Served:
         build = build_engine(EngineConfig.from_kwargs(model=str(model), threads=threads))
         self._llm = LLM.from_build(build)
         self._context = make_context(build, ServerConfig())
-        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        self._server = uvicorn.Server(uvicorn.Config(create_app(self._context), log_level="warning"))
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
+        sockets, ready = bind("127.0.0.1", 0), threading.Event()
+        port = sockets[0].getsockname()[1]
+        app = create_app(self._context)
+        self._server = HttpServer(app, self._context.config, self._context.lifecycle, on_ready=ready.set)
+        self._thread = threading.Thread(target=self._server.run, args=(sockets,), daemon=True)
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
+        ready.wait()
         bench.run_once(self._llm, WARM_UP)
         self.settings: dict[str, Any] = {
             "model": str(model),
             "threads": build.threads,
-            "port": listener.getsockname()[1],
+            "port": port,
             "loop": type(self._server.servers[0].get_loop()).__module__.partition(".")[0],
         }
 
@@ -74,7 +74,7 @@ class Served:
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join()
-        self._context.engine.close()
+        self._context.close()
         self._llm.close()
 
     def _first_token(self, work: bench.Work) -> float:
