@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,17 @@ def make_context(build: Build, config: ServerConfig) -> Context:
     """What the server's routes share, over an engine that was built; it takes the engine over."""
     from leafage.engine.async_engine import AsyncEngine
     from leafage.server.context import Context, ServedModel
+    from leafage.server.tools.chat_format import ChatFormat
+
+    @cache
+    def chat_format() -> ChatFormat:
+        return ChatFormat(
+            build.tokenizer,
+            build.template,
+            tool_parser=config.tool_parser,
+            tool_template=config.tool_template,
+            reasoning_parser=config.reasoning_parser,
+        )
 
     served = ServedModel(
         names=config.served_model_name or (Path(build.model.name).name,),
@@ -148,6 +160,7 @@ def make_context(build: Build, config: ServerConfig) -> Context:
         inputs=build.inputs,
         default_sampling_params=build.default_sampling_params,
         template=lambda: build.template,
+        chat_format=chat_format,
     )
     engine = AsyncEngine(build.engine, build.outputs, build.inputs)
     return Context(config, served, engine, build.engine, build.metrics)

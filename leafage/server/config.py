@@ -47,6 +47,15 @@ class ServerConfig:
     unknown_fields: str = _setting(
         "refuse", "fields of a request that nobody knows: 'refuse', or 'ignore' and name them in a header"
     )
+    tool_parser: str = _setting(
+        "auto", "format of tool calls: 'hermes' (Qwen too), 'llama3', 'gemma', 'none', or 'auto'"
+    )
+    tool_template: str = _setting(
+        "model", "what tells the model of tools: its own chat template ('model'), or 'hermes'"
+    )
+    reasoning_parser: str = _setting(
+        "auto", "whether thinking becomes reasoning_content: 'think', 'none', or 'auto'"
+    )
     max_queue: int = _limit(1024, "most requests that wait; more get 429")
     max_prompt_len: int | None = _limit(None, "most tokens of a prompt; default: what --max-model-len leaves")
     max_body_bytes: int = _limit(16 << 20, "largest request body; default: 16MiB")
@@ -80,6 +89,7 @@ class ServerConfig:
             raise InvalidParameterError(
                 "unknown unknown_fields", value=self.unknown_fields, limit="refuse or ignore"
             )
+        _check_parsers(self)
         _check_number("max_queue", self.max_queue, 0, whole=True)
         _check_number("max_body_bytes", self.max_body_bytes, 1024, whole=True)
         if self.max_prompt_len is not None:
@@ -96,6 +106,19 @@ class ServerConfig:
             _check_number("request_timeout", self.request_timeout, 0.001)
         for name, low in (("send_timeout", 0.1), ("drain_timeout", 0), ("stall_limit", 0.1)):
             _check_number(name, getattr(self, name), low)
+
+
+def _check_parsers(config: ServerConfig) -> None:
+    from leafage.server.tools.choose import REASONING_PARSERS, TOOL_PARSERS, TOOL_TEMPLATES
+
+    for name, known in (
+        ("tool_parser", TOOL_PARSERS),
+        ("tool_template", TOOL_TEMPLATES),
+        ("reasoning_parser", REASONING_PARSERS),
+    ):
+        value = getattr(config, name)
+        if value not in known:
+            raise InvalidParameterError(f"unknown {name}", value=value, limit=", ".join(known))
 
 
 def check_api_key(key: str) -> None:

@@ -15,6 +15,7 @@ from leafage.server.admission import Admission
 from leafage.server.config import ServerConfig
 from leafage.server.errors import ApiError
 from leafage.server.lifecycle import Lifecycle
+from leafage.server.tools.chat_format import ChatFormat
 from leafage.text.chat_template import ChatTemplate
 from leafage.text.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ class ServedModel:
         created: seconds since 1970, of the start.
         max_model_len: most tokens of one sequence, prompt and output.
         template: gives the chat template; raises TemplateError where there is none.
+        chat_format: gives how tools and reasoning are written; raises the same.
         facts: further ones for people and dashboards: architecture, memory plan, kernels...
     """
 
@@ -48,6 +50,7 @@ class ServedModel:
     inputs: InputProcessor
     default_sampling_params: SamplingParams
     template: Callable[[], ChatTemplate]
+    chat_format: Callable[[], ChatFormat]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -73,3 +73,9 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
             read_api_keys(str(path))
     with pytest.raises(InvalidParameterError, match="cannot be read"):
         read_api_keys(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["tool_parser", "tool_template", "reasoning_parser"])
+def test_unknown_parsers_are_refused(name: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"unknown {name}; got 'x'; limit: .*, "):
+        ServerConfig(**{name: "x"})

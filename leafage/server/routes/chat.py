@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,6 +22,8 @@ from leafage.server.generation import complete, encoded, start
 from leafage.server.protocol.answers import cache_report, chat_logprobs, new_id, prompt_logprobs_json, usage
 from leafage.server.protocol.chat import ChatCompletionRequest
 from leafage.server.sse import DONE, EventStream, event
+from leafage.server.tools.request import ToolUse
+from leafage.server.tools.stream import MessageParser
 from leafage.text.chat_template import encode_chat
 
 router = APIRouter(tags=["chat"])
@@ -32,8 +36,11 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     context.model.check_name(body.model)
     _check(body)
+    tools = ToolUse.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     params = _params(body, context.model.default_sampling_params)
-    prompt_token_ids = await encoded(request, lambda: _encode(context, body))
+    if context.model.chat_format().needs_special_tokens(tools):
+        params = replace(params, skip_special_tokens=False)
+    prompt_token_ids = await encoded(request, lambda: _encode(context, body, tools))
     new = context.model.inputs.request(
         context.engine.new_request_id(),
         {
@@ -44,7 +51,7 @@ async def create_chat_completion(request: Request) -> Response:
         params,
         priority=body.priority or 0,
     )
-    answer = _Answer(context, body, new)
+    answer = _Answer(context, body, new, tools)
     if body.stream:
         running = await start(request, [new], stream=True)
         return EventStream(running, answer, headers=answer_headers(request))
@@ -87,16 +94,21 @@ def _params(body: ChatCompletionRequest, base: SamplingParams) -> SamplingParams
     return body.sampling_params(base, **settings)
 
 
-def _encode(context: Context, body: ChatCompletionRequest) -> list[int]:
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
+def _encode(context: Context, body: ChatCompletionRequest, tools: ToolUse) -> list[int]:
+    model = context.model
+    messages, definitions = model.chat_format().write(
+        [message.model_dump(exclude_none=True) for message in body.messages], tools
+    )
     kwargs = body.chat_template_kwargs or {}
-    return encode_chat(context.model.tokenizer, context.model.template(), messages, **kwargs)
+    return encode_chat(model.tokenizer, model.template(), messages, tools=definitions, **kwargs)
 
 
 class _Answer:
     """Writes the answer to one call, whole or in chunks."""
 
-    def __init__(self, context: Context, body: ChatCompletionRequest, new: NewRequest) -> None:
+    def __init__(
+        self, context: Context, body: ChatCompletionRequest, new: NewRequest, tools: ToolUse
+    ) -> None:
         self._body = body
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
@@ -105,14 +117,17 @@ class _Answer:
         self._usage_at_end = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
         self._count = (len(new.prompt_token_ids), 0, 0)
-        self._begun: set[int] = set()
+        format = context.model.chat_format()
+        self._new_parser = partial(format.new_parser, tools, new.prompt_token_ids)
+        self._parsers: dict[int, MessageParser] = {}
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         self._add(output)
         choices = []
         for one in output.outputs:
-            message = {"role": "assistant", "content": one.text, "refusal": None}
-            choice: dict[str, Any] = {"index": one.index, "message": message, **self._rest(one)}
+            parser = self._new_parser()
+            message = {**parser.parse(one.text).to_json(), "refusal": None}
+            choice: dict[str, Any] = {"index": one.index, "message": message, **self._rest(one, parser)}
             choices.append(choice)
         answer = {**self._head("chat.completion"), "choices": choices, "usage": usage([self._count])}
         if output.prompt_logprobs is not None:
@@ -127,15 +142,25 @@ class _Answer:
         self._add(output)
         chunks = b""
         for one in output.outputs:
-            if one.index not in self._begun:
-                self._begun.add(one.index)
+            parser = self._parsers.get(one.index)
+            if parser is None:
+                parser = self._parsers[one.index] = self._new_parser()
                 role = {"role": "assistant", "content": ""}
                 first = {"index": one.index, "delta": role, "logprobs": None, "finish_reason": None}
                 chunks += self._chunk(first)
-            delta = {"content": one.text} if one.text or not one.finished else {}
-            chunk_end = self._body.explain_cache and output.finished
-            extra = {"cache": cache_report(output)} if chunk_end else {}
-            chunks += self._chunk({"index": one.index, "delta": delta, **self._rest(one)}, **extra)
+            delta = parser.push(one.text)
+            if one.finished:
+                delta += parser.finish()
+            rest = self._rest(one, parser)
+            *deltas, last = delta.to_json() or [{}]
+            for found in deltas:
+                chunks += self._chunk(
+                    {"index": one.index, "delta": found, "logprobs": None, "finish_reason": None}
+                )
+            if last or one.finished or rest["logprobs"] is not None or "token_ids" in rest:
+                chunk_end = self._body.explain_cache and output.finished
+                extra = {"cache": cache_report(output)} if chunk_end else {}
+                chunks += self._chunk({"index": one.index, "delta": last, **rest}, **extra)
         return chunks
 
     def end(self) -> bytes:
@@ -159,11 +184,11 @@ class _Answer:
         generated = self._count[2] + sum(len(one.token_ids) for one in output.outputs)
         self._count = (self._count[0], output.num_cached_tokens, generated)
 
-    def _rest(self, one: CompletionOutput) -> dict[str, Any]:
+    def _rest(self, one: CompletionOutput, parser: MessageParser) -> dict[str, Any]:
         top = self._body.top_logprobs or 0
         rest: dict[str, Any] = {
             "logprobs": None if one.logprobs is None else chat_logprobs(one.logprobs, top),
-            "finish_reason": one.finish_reason,
+            "finish_reason": parser.finish_reason(one.finish_reason),
             "stop_reason": one.stop_reason,
         }
         if self._body.return_token_ids:

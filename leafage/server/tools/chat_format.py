@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leafage.errors import InvalidParameterError, TemplateError, UnsupportedError
+from leafage.errors import TemplateError, UnsupportedError
 from leafage.server.tools.choose import PARSERS, choose_reasoning, choose_tool_parser
 from leafage.server.tools.hermes_template import write_tools
 from leafage.server.tools.reasoning import THINK_CLOSE, THINK_OPEN, opens_reasoning
 from leafage.server.tools.request import ToolUse
 from leafage.server.tools.stream import MessageParser
-from leafage.text.chat_template import ChatTemplate, Message, encode_chat
+from leafage.text.chat_template import ChatTemplate, Message
 from leafage.text.tokenizer import Tokenizer
-
-TOOL_TEMPLATES = ("model", "hermes")
 
 _NUM_END_TOKENS = 16
 """Enough for the tag that opens the reasoning and whitespace, where they are no tokens of their own."""
@@ -40,16 +38,14 @@ class ChatFormat:
         template: the model's chat template.
         tool_parser: a name of `choose.TOOL_PARSERS`.
         reasoning_parser: a name of `choose.REASONING_PARSERS`.
-        tool_template: what writes tools, calls and results into the prompt: the 'model's chat template, or
-            'hermes', which puts them into messages that any template can write.
+        tool_template: a name of `choose.TOOL_TEMPLATES`: what writes tools, calls and results into the
+            prompt, the 'model's chat template, or 'hermes', which puts them into messages for any template.
 
     Attributes:
+        template: as given.
         tool_parser: of the model's calls, or None.
         splits_reasoning: whether answers are searched for reasoning.
         renders_tools, renders_calls: whether functions, and calls with their results, reach the prompt.
-
-    Raises:
-        InvalidParameterError: an unknown name.
     """
 
     def __init__(
@@ -61,12 +57,8 @@ class ChatFormat:
         reasoning_parser: str = "auto",
         tool_template: str = "model",
     ) -> None:
-        if tool_template not in TOOL_TEMPLATES:
-            raise InvalidParameterError(
-                "unknown tool_template", value=tool_template, limit=", ".join(TOOL_TEMPLATES)
-            )
         self._tokenizer = tokenizer
-        self._template = template
+        self.template = template
         self._writes_hermes = tool_template == "hermes"
         if self._writes_hermes and tool_parser == "auto":
             tool_parser = "hermes"
@@ -76,30 +68,22 @@ class ChatFormat:
         self._no_content = "" if _renders_calls(template, "") else None
         self.renders_calls = self._writes_hermes or _renders_calls(template, self._no_content)
 
-    def encode(self, messages: Sequence[Message], tools: ToolUse, **kwargs: Any) -> list[int]:
-        """Ids of a conversation, ready to be continued by the assistant.
-
-        Args:
-            kwargs: further variables of the chat template.
+    def write(
+        self, messages: Sequence[Message], tools: ToolUse
+    ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
+        """What to render of a conversation: messages and tools, for `encode_chat` and its like.
 
         Raises:
             UnsupportedError: tools, or calls in the messages, that would not reach the model.
-            As `ChatTemplate.render`.
+            InvalidParameterError: a call in the messages is malformed.
         """
         self._check(messages, tools)
         if self._writes_hermes:
-            written = write_tools(messages, tools.definitions)
-            return encode_chat(self._tokenizer, self._template, written, **kwargs)
-        return encode_chat(
-            self._tokenizer,
-            self._template,
-            [self._with_content(message) for message in messages],
-            tools=tools.definitions or None,
-            **kwargs,
-        )
+            return [*write_tools(messages, tools.definitions)], None
+        return [self._with_content(message) for message in messages], tools.definitions or None
 
     def new_parser(self, tools: ToolUse, prompt_token_ids: Sequence[int]) -> MessageParser:
-        """For one answer to a prompt of `encode`."""
+        """For one answer to this prompt."""
         starts_in_reasoning = False
         if self.splits_reasoning:
             end = self._tokenizer.decode(prompt_token_ids[-_NUM_END_TOKENS:], skip_special_tokens=False)

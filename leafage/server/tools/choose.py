@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from leafage.errors import InvalidParameterError
 from leafage.server.tools.gemma import GemmaParser
 from leafage.server.tools.hermes import HermesParser
 from leafage.server.tools.llama3 import Llama3Parser
@@ -13,6 +12,7 @@ AUTO = "auto"
 NONE = "none"
 PARSERS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3": Llama3Parser, "gemma": GemmaParser}
 TOOL_PARSERS = (AUTO, *PARSERS, NONE)
+TOOL_TEMPLATES = ("model", "hermes")
 REASONING_PARSERS = (AUTO, "think", NONE)
 
 _OTHER_USES = ("<function=", "<arg_key>")
@@ -24,11 +24,7 @@ def choose_tool_parser(name: str, template: str) -> type[ToolParser] | None:
 
     Args:
         template: Jinja source of the model's chat template.
-
-    Raises:
-        InvalidParameterError: an unknown name.
     """
-    _check("tool_parser", name, TOOL_PARSERS)
     if name != AUTO:
         return PARSERS.get(name)
     if HermesParser.opener in template and not any(mark in template for mark in _OTHER_USES):
@@ -40,15 +36,5 @@ def choose_tool_parser(name: str, template: str) -> type[ToolParser] | None:
 
 def choose_reasoning(name: str, template: str) -> bool:
     """Whether reasoning is split off, by a name of REASONING_PARSERS; with 'auto' where the template has the
-    tags.
-
-    Raises:
-        InvalidParameterError: an unknown name.
-    """
-    _check("reasoning_parser", name, REASONING_PARSERS)
+    tags."""
     return THINK_OPEN in template or THINK_CLOSE in template if name == AUTO else name != NONE
-
-
-def _check(setting: str, name: str, names: tuple[str, ...]) -> None:
-    if name not in names:
-        raise InvalidParameterError(f"unknown {setting}", value=name, limit=", ".join(names))

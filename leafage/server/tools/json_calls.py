@@ -176,10 +176,7 @@ class JsonCallParser(ToolParser):
             return call.is_over
         if call.is_over or is_final:  # no call: its text is content, and others may begin in it
             self._content(self._lead)
-            if is_final and not call.is_over:
-                self._content(call.raw)
-            else:
-                self._buffer = call.raw + self._buffer
+            self._buffer = call.raw + self._buffer
             self._state = self._in_content
             return True
         return False

@@ -47,16 +47,21 @@ class MessageDelta:
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.tool_calls)
 
-    def to_json(self) -> dict[str, Any]:
-        """In the shape of OpenAI's `choices[].delta`, with what is new only."""
-        found: dict[str, Any] = {}
+    def __add__(self, later: MessageDelta) -> MessageDelta:
+        return MessageDelta(
+            self.reasoning + later.reasoning,
+            self.content + later.content,
+            self.tool_calls + later.tool_calls,
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """In the shape of OpenAI's `choices[].delta`, one after the other, each with one new thing."""
+        found: list[dict[str, Any]] = []
         if self.reasoning:
-            found["reasoning_content"] = self.reasoning
+            found.append({"reasoning_content": self.reasoning})
         if self.content:
-            found["content"] = self.content
-        if self.tool_calls:
-            found["tool_calls"] = [call.to_json() for call in self.tool_calls]
-        return found
+            found.append({"content": self.content})
+        return found + [{"tool_calls": [call.to_json()]} for call in self.tool_calls]
 
 
 @dataclass(slots=True)

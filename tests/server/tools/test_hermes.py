@@ -99,14 +99,21 @@ def test_only_what_may_be_a_marker_is_held_back() -> None:
 def test_deltas_are_openais() -> None:
     """The first of a call has its id, type and name, the others its arguments. A short call is sent when it
     is whole, so that nothing is sent that turns out to be none."""
-    found = [delta.to_json() for delta in deltas(parser(HermesParser, NAMES), call() + call("{}")) if delta]
-    calls_sent = [one for delta in found for one in delta["tool_calls"]]
+    found = deltas(parser(HermesParser, NAMES), f"Hm.{call()}{call('{}')}")
     name = "get_weather"
-    assert calls_sent == [
-        {"index": 0, "id": "call_0", "type": "function", "function": {"name": name, "arguments": ""}},
-        {"index": 0, "function": {"arguments": PARIS}},
-        {"index": 1, "id": "call_1", "type": "function", "function": {"name": name, "arguments": ""}},
-        {"index": 1, "function": {"arguments": "{}"}},
+    assert [one for delta in found for one in delta.to_json()] == [
+        {"content": "H"},
+        {"content": "m"},
+        {"content": "."},
+        *[
+            {"tool_calls": [one]}
+            for one in (
+                {"index": 0, "id": "call_0", "type": "function", "function": {"name": name, "arguments": ""}},
+                {"index": 0, "function": {"arguments": PARIS}},
+                {"index": 1, "id": "call_1", "type": "function", "function": {"name": name, "arguments": ""}},
+                {"index": 1, "function": {"arguments": "{}"}},
+            )
+        ],
     ]
 
 
