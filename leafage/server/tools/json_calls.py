@@ -24,7 +24,7 @@ class JsonCall:
             meant, so that `name` (or `type`) must come first, and arguments must be there.
 
     Attributes:
-        raw: the text that it was read from.
+        raw: the text that it was read from, until it is sure.
         name: its function, once the call is sure: it is whole, or so long that it is sent before its end.
         is_over: no more text belongs to it.
     """
@@ -41,7 +41,8 @@ class JsonCall:
     def push(self, text: str) -> int:
         """Read on. Returns how many characters were taken."""
         count = self._object.push(text)
-        self.raw += text[:count]
+        if self.name is None:
+            self.raw += text[:count]
         found = self._object
         self.is_over = found.is_complete or found.is_broken or self._cannot_be()
         if self.name is None and not self._cannot_be():
