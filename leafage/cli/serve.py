@@ -8,7 +8,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,12 +20,14 @@ from leafage.cli import EXIT_ERROR, terminal
 from leafage.cli.flags import with_flags
 from leafage.cli.settings import Settings
 from leafage.config import EngineConfig
+from leafage.errors import InvalidParameterError
 from leafage.server.config import ServerConfig, read_api_keys
 
 if TYPE_CHECKING:
     import socket
 
     from leafage.build import Build
+    from leafage.engine.request_log import RequestLog
     from leafage.server.context import Context
 
 CLOSE_SECONDS = 5.0
@@ -61,6 +64,9 @@ def serve(
         if server_config.api_key_file is not None:
             keys = read_api_keys(server_config.api_key_file)
             server_config = replace(server_config, api_key=server_config.api_key + keys, api_key_file=None)
+        if server_config.request_log is not None:
+            with _writing(server_config.request_log) as path:
+                path.open("ab").close()  # now, not when the model is loaded
     from leafage.server.http_server import bind
 
     sockets = bind(server_config.host, server_config.port)
@@ -161,6 +167,33 @@ def make_context(build: Build, config: ServerConfig) -> Context:
         default_sampling_params=build.default_sampling_params,
         template=lambda: build.template,
         chat_format=chat_format,
+        kv_dtype=build.config.kv_dtype,
     )
+    request_log = _open_request_log(build, config)
     engine = AsyncEngine(build.engine, build.outputs, build.inputs)
-    return Context(config, served, engine, build.engine, build.metrics)
+    return Context(config, served, engine, build.engine, build.metrics, request_log)
+
+
+def _open_request_log(build: Build, config: ServerConfig) -> RequestLog | None:
+    from leafage.engine.request_log import RequestLog
+
+    if config.request_log is None:
+        return None
+    with _writing(config.request_log) as path:
+        return RequestLog(
+            path,
+            build.metrics,
+            block_size=build.plan.block_size,
+            plain_tenants=config.request_log_tenants == "plain",
+        )
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[Path]:
+    """Raises InvalidParameterError where the request log cannot be written."""
+    try:
+        yield Path(path).expanduser()
+    except OSError as error:
+        raise InvalidParameterError(
+            f"request_log cannot be written: {error.strerror}", value=path, remedy="name another file"
+        ) from error

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from leafage.core.protocols import KV
     from leafage.core.request import Request
 
+MISS_REASONS = ("no_match", "below_block", "evicted", "salt")
+"""What prompt tokens that were not in the cache are counted under."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixMiss:

@@ -18,6 +18,7 @@ from leafage.engine.engine_thread import EngineThread
 from leafage.engine.inputs import InputProcessor, NewRequest, Prompt
 from leafage.engine.output import OutputProcessor, RequestOutput, Sink
 from leafage.engine.pins import Pin
+from leafage.errors import LeafageError
 
 T = TypeVar("T")
 
@@ -190,6 +191,16 @@ class AsyncEngine:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive
+
+    @property
+    def why_gone(self) -> LeafageError | None:
+        """Why it takes no more requests; None while it does."""
+        return self._thread.why_gone
+
+    @property
+    def step_age(self) -> float:
+        """Seconds that the engine's thread has been at one step, see `EngineThread.step_age`."""
+        return self._thread.step_age
 
     def _sink(self, answers: Answers, number: int, output: RequestOutput) -> None:
         self._arrived.append((answers, number, output))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -44,6 +45,7 @@ class EngineThread:
         self._times = engine.times
         self._closing = False
         self._dead: Exception | None = None
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="leafage-engine", daemon=True)
         self._thread.start()
 
@@ -125,6 +127,20 @@ class EngineThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._closing and self._dead is None
 
+    @property
+    def why_gone(self) -> LeafageError | None:
+        """Why it takes no more requests; None while it does."""
+        return None if self.is_alive else self._gone()
+
+    @property
+    def step_age(self) -> float:
+        """Seconds since the last step ended, or since work came after an idle while; 0 while there is none.
+
+        It grows without end when a step, or a function that was to run between two steps, does not return.
+        """
+        since = self._busy_since
+        return 0.0 if since is None else max(time.monotonic() - since, 0.0)
+
     def _run(self) -> None:
         self._times.start()
         try:
@@ -147,11 +163,14 @@ class EngineThread:
 
     def _next_commands(self) -> bool:
         """Run what was asked for, sleeping while there is nothing to do. False when it is time to stop."""
+        self._busy_since = time.monotonic()
         if not (self._commands or self._closing) and self._engine.has_unfinished:
             return True  # without the lock: who comes now is seen before the next step
         with self._wake:
             while not (self._commands or self._closing or self._engine.has_unfinished):
+                self._busy_since = None
                 self._wake.wait()
+                self._busy_since = time.monotonic()
                 self._times.start()
             if self._closing:
                 return False

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from leafage.core.batch import Batch
 from leafage.core.protocols import Clock
-from leafage.core.request import Delta, Request, RequestStatus
+from leafage.core.request import Delta, FinishKind, Request, RequestStatus
 from leafage.core.usage import KINDS, Usage, UsageSeconds
+from leafage.engine.histograms import Histograms
 
 if TYPE_CHECKING:
     from leafage.core.scheduler import Scheduler
@@ -48,10 +49,25 @@ class RequestMetrics:
         return _between(self.arrival_time, self.first_token_time)
 
     @property
+    def prefill_time(self) -> float | None:
+        """From the first step that computed a part of it to the first token."""
+        return _between(self.first_scheduled_time, self.first_token_time)
+
+    @property
+    def decode_time(self) -> float | None:
+        """From the first token to the last."""
+        return _between(self.first_token_time, self.last_token_time)
+
+    @property
+    def inference_time(self) -> float | None:
+        """From the first step that computed a part of it to the last token."""
+        return _between(self.first_scheduled_time, self.last_token_time)
+
+    @property
     def time_per_output_token(self) -> float | None:
         """TPOT: mean seconds per output token after the first; None where all came at once, as the answers
         of a beam search do."""
-        decode = _between(self.first_token_time, self.last_token_time)
+        decode = self.decode_time
         if not decode or self.num_generation_tokens < 2:
             return None
         return decode / (self.num_generation_tokens - 1)
@@ -78,13 +94,18 @@ class EngineMetrics:
         last_step_time: end of the last step, None before the first.
         num_left_waiting: requests that the last step could not begin.
         usage_seconds: the KV cache during steps, each counted as it was while its batch ran.
-        on_finished: told of each request that ended, with its times.
+        on_finished: told of each request that ended, with its times. What it raises is counted and goes no
+            further.
+        histograms: filled in where somebody put them, as the server does. Not during a fast-forward.
+        num_errors: how often `on_finished` raised.
     """
 
     def __init__(self, clock: Clock, scheduler: Scheduler | None = None) -> None:
         self.clock = clock
         self.usage_seconds = UsageSeconds()
         self.on_finished: Callable[[Request, RequestMetrics], None] | None = None
+        self.histograms: Histograms | None = None
+        self.num_errors = 0
         self._scheduler = scheduler
         self._usage = Usage()
         self._num_seqs = 0
@@ -93,6 +114,7 @@ class EngineMetrics:
         self.num_left_waiting = 0
         self._live: dict[str, tuple[Request, RequestMetrics]] = {}
         self._unscheduled: set[str] = set()
+        self._num_tokens = 0  # of all steps so far
         self._step_began = 0.0
 
     def of(self, request_id: str) -> RequestMetrics:
@@ -126,8 +148,11 @@ class EngineMetrics:
             self.num_left_waiting = len(roster.waiting)
 
     def stepped(self, batch: Batch, deltas: list[Delta]) -> None:
+        step_before = self.last_step_time
         now = self._weigh(self._usage, self._num_seqs, self._step_began)
-        ended: dict[str, None] = {}
+        histograms = self.histograms
+        num_steady = 0  # drew tokens in the step before, too
+        ended: dict[str, bool] = {}
         for delta in deltas:
             entry = self._live.get(delta.request_id)
             if entry is None:
@@ -135,13 +160,32 @@ class EngineMetrics:
             request, metrics = entry
             if delta.tokens:
                 metrics.num_generation_tokens += len(delta.tokens)
+                last = metrics.last_token_time
                 metrics.last_token_time = now
-                if metrics.first_token_time is None:
+                if last is None:
                     metrics.first_token_time = now
+                    if histograms is not None:
+                        histograms.first_token(request, metrics)
+                elif last == step_before:
+                    num_steady += 1
+                elif last != now and histograms is not None:  # else a sibling drew in this step as well
+                    histograms.inter_token_latency.observe(now - last)
             if delta.finish is not None and not request.live:
-                ended[delta.request_id] = None  # its siblings may still come
-        for request_id in ended:
-            self._ended(request_id, now)
+                ended[delta.request_id] = delta.finish.kind is not FinishKind.ERROR  # siblings may still come
+        if histograms is not None:
+            if num_steady and step_before is not None:
+                histograms.inter_token_latency.observe(now - step_before, num_steady)
+            self._count_tokens(histograms)
+        for request_id, answered in ended.items():
+            self._ended(request_id, now, answered)
+
+    def _count_tokens(self, histograms: Histograms) -> None:
+        """The tokens of the step just done; nothing where it failed."""
+        if self._scheduler is not None:
+            counters = self._scheduler.counters
+            before, self._num_tokens = self._num_tokens, counters.prompt_tokens + counters.generated_tokens
+            if self._num_tokens > before:
+                histograms.step_tokens.observe(self._num_tokens - before)
 
     def forwarded(self, usage: Usage, began: float) -> None:
         """A step of a fast-forward (`core.fast_forward`) is over. What was drawn is told at its end."""
@@ -169,12 +213,17 @@ class EngineMetrics:
         if request_id in self._live:
             self._ended(request_id, self.clock.now())
 
-    def _ended(self, request_id: str, now: float) -> None:
+    def _ended(self, request_id: str, now: float, answered: bool = False) -> None:
         request, metrics = self._live.pop(request_id)
         metrics.finished_time = now
         self._unscheduled.discard(request_id)
+        if answered and self.histograms is not None:
+            self.histograms.answered(request, metrics)
         if self.on_finished is not None:
-            self.on_finished(request, metrics)
+            try:
+                self.on_finished(request, metrics)
+            except Exception:
+                self.num_errors += 1
 
 
 def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | float]:
@@ -214,6 +263,7 @@ def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | floa
         "swap_refused": kv.swap.counters.refused,
         "swap_transfers_lost": kv.swap.counters.lost,
         "recomputed_tokens": counters.recomputed_tokens,
+        "recompute_hits": counters.recompute_hits,
         "prompt_tokens": counters.prompt_tokens,
         "generation_tokens": counters.generated_tokens,
         **{f"request_success_{k}": v for k, v in sorted(counters.finished.items())},
@@ -221,5 +271,5 @@ def engine_stats(engine: Engine, metrics: EngineMetrics) -> dict[str, int | floa
         "busy_seconds": metrics.busy_seconds,
         "native_seconds": sum(engine.times.native.values()),
         **{f"{part}_seconds": seconds for part, seconds in engine.times.outside.items()},
-        "num_observer_errors": engine.num_observer_errors,
+        "num_observer_errors": engine.num_observer_errors + metrics.num_errors,
     }

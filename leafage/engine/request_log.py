@@ -34,7 +34,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import sys
+import threading
 import time
 import warnings
 from array import array
@@ -51,6 +53,10 @@ VERSION = 1
 HEADER = "leafage_request_log"
 HASH_BYTES = 8
 MAX_BLOCK_SIZE = 256
+MAX_UNWRITTEN = 10_000
+"""Lines that wait for a slow disk; more are lost."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds that the end waits for a disk that hangs."""
 
 
 class RequestLogWarning(UserWarning):
@@ -58,7 +64,8 @@ class RequestLogWarning(UserWarning):
 
 
 class RequestLog:
-    """Writes the log of an engine. On the engine's thread.
+    """Writes the log of an engine. Made on any thread; lines are made on the engine's, and written on one of
+    its own, so that no disk, however slow, holds up a step.
 
     Args:
         path: the file, which is begun or added to.
@@ -69,7 +76,7 @@ class RequestLog:
         now: seconds since 1970.
 
     Attributes:
-        num_lost: requests that could not be written.
+        num_lost: requests that could not be written. What was written of their lines is taken back.
 
     Raises:
         InvalidParameterError: block_size or secret is out of range.
@@ -98,7 +105,7 @@ class RequestLog:
         self._plain_tenants = plain_tenants
         self._secret = secret or os.urandom(32)
         self._metrics = metrics
-        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open as long as the log)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         header = {
             HEADER: VERSION,
             "started": now(),
@@ -106,36 +113,78 @@ class RequestLog:
             "tenants": "plain" if plain_tenants else "hashed",
         }
         try:
-            self._write(header)
+            self._write(_encode(header))
         except OSError:
-            with contextlib.suppress(OSError):  # what could not be written is still in the buffer
-                self._file.close()
+            os.close(self._file)
             raise
         self._origin = metrics.clock.now()
+        self._unwritten: queue.Queue[bytes | None] = queue.Queue(MAX_UNWRITTEN)
+        self._thread = threading.Thread(target=self._run, name="leafage-request-log", daemon=True)
+        self._thread.start()
         self._next = metrics.on_finished
         metrics.on_finished = self._finished
 
+    def flush(self) -> None:
+        """Return when all requests that have ended so far are written, or lost."""
+        self._unwritten.join()
+
     def close(self) -> None:
-        """Write no more."""
+        """Write what is left, for a few seconds at most, and no more."""
+        if self._closed:
+            return
         self._closed = True
         if self._metrics.on_finished == self._finished:  # else somebody came later, and hands on to this
             self._metrics.on_finished = self._next
-        self._file.close()
+        try:
+            self._unwritten.put_nowait(None)
+        except queue.Full:  # the disk has been hanging for long
+            self._give_up()
+        self._thread.join(CLOSE_TIMEOUT)
+
+    def _give_up(self) -> None:
+        """Lose all that waits."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._unwritten.get_nowait()
+                self._unwritten.task_done()
+                self._lose("the disk is too slow")
+        self._unwritten.put_nowait(None)
 
     def _finished(self, request: Request, metrics: RequestMetrics) -> None:
-        try:
-            if not self._closed:
-                self._write(self.line(request, metrics))
-        except (OSError, ValueError) as error:  # a full disk must not stop the engine
-            self.num_lost += 1
-            if self.num_lost == 1:
-                warnings.warn(f"the request log cannot be written: {error}", RequestLogWarning, stacklevel=2)
+        if not self._closed:
+            try:
+                self._unwritten.put_nowait(_encode(self.line(request, metrics)))
+            except queue.Full:
+                self._lose("the disk is too slow")
         if self._next is not None:
             self._next(request, metrics)
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
+    def _run(self) -> None:
+        while (line := self._unwritten.get()) is not None:
+            try:
+                self._write(line)
+            except OSError as error:  # a full disk must not stop the log: it may have room again
+                self._lose(str(error))
+            self._unwritten.task_done()
+        self._unwritten.task_done()
+        os.close(self._file)
+
+    def _write(self, line: bytes) -> None:
+        """All of a line, or, when that fails, nothing of it."""
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError:
+            if written:
+                with contextlib.suppress(OSError):  # a pipe cannot take it back
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise
+
+    def _lose(self, why: str) -> None:
+        self.num_lost += 1
+        if self.num_lost == 1:
+            warnings.warn(f"the request log cannot be written: {why}", RequestLogWarning, stacklevel=2)
 
     def line(self, request: Request, metrics: RequestMetrics) -> dict[str, Any]:
         """What is written of a request that has ended."""
@@ -189,6 +238,10 @@ class RequestLog:
 
     def _hash(self, before: bytes, data: bytes) -> bytes:
         return blake2b(before + data, digest_size=HASH_BYTES, key=self._secret).digest()
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def _answers(request: Request) -> list[tuple[list[int], str]]:

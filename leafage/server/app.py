@@ -20,8 +20,9 @@ from leafage.server.body import BODY_MODELS, IGNORED_HEADER
 from leafage.server.context import Context
 from leafage.server.errors import ApiError, error_response
 from leafage.server.generation import ClientLeft
+from leafage.server.http_counters import CountRequests
 from leafage.server.limits import Limits
-from leafage.server.routes import chat, completions, models
+from leafage.server.routes import chat, completions, health, metrics, models
 
 _log = logging.getLogger("leafage.server")
 
@@ -37,7 +38,7 @@ def create_app(context: Context) -> FastAPI:
         redoc_url=None,
     )
     app.state.context = context
-    for routes in (chat, completions, models):
+    for routes in (chat, completions, models, health, metrics):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(LeafageError, _refuse)
@@ -64,6 +65,7 @@ def _middleware(context: Context) -> list[tuple[Any, dict[str, Any]]]:
             "expose_headers": ("Retry-After", IGNORED_HEADER),
         }
         found.insert(0, (CORSMiddleware, cors))
+    found.insert(0, (CountRequests, {"counters": context.http}))
     if config.access_log:
         found.insert(0, (AccessLog, {}))
     return found

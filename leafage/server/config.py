@@ -44,6 +44,10 @@ class ServerConfig:
     docs: bool = _setting(True, "serve /docs and /openapi.json")
     live: bool = _setting(True, "serve the live page at /")
     access_log: bool = _setting(False, "a line on stderr for each request")
+    request_log: str | None = _setting(
+        None, "file of requests' lengths, times and keyed hashes, no text; `leafage sim` replays it"
+    )
+    request_log_tenants: str = _setting("hashed", "how tenants are written there: 'hashed' or 'plain'")
     unknown_fields: str = _setting(
         "refuse", "fields of a request that nobody knows: 'refuse', or 'ignore' and name them in a header"
     )
@@ -85,6 +89,12 @@ class ServerConfig:
         for name in ("docs", "live", "access_log"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} must be true or false", value=getattr(self, name))
+        if self.request_log is not None:
+            _check_text("request_log", self.request_log)
+        if self.request_log_tenants not in ("hashed", "plain"):
+            raise InvalidParameterError(
+                "unknown request_log_tenants", value=self.request_log_tenants, limit="hashed or plain"
+            )
         if self.unknown_fields not in ("refuse", "ignore"):
             raise InvalidParameterError(
                 "unknown unknown_fields", value=self.unknown_fields, limit="refuse or ignore"

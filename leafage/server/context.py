@@ -14,6 +14,8 @@ from leafage.engine.inputs import InputProcessor
 from leafage.server.admission import Admission
 from leafage.server.config import ServerConfig
 from leafage.server.errors import ApiError
+from leafage.server.exposition import Exposition
+from leafage.server.http_counters import HttpCounters
 from leafage.server.lifecycle import Lifecycle
 from leafage.server.tools.chat_format import ChatFormat
 from leafage.text.chat_template import ChatTemplate
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from leafage.engine.async_engine import AsyncEngine
     from leafage.engine.engine import Engine
     from leafage.engine.metrics import EngineMetrics
+    from leafage.engine.request_log import RequestLog
 
 
 NUM_ENCODERS = 2
@@ -40,6 +43,7 @@ class ServedModel:
         max_model_len: most tokens of one sequence, prompt and output.
         template: gives the chat template; raises TemplateError where there is none.
         chat_format: gives how tools and reasoning are written; raises the same.
+        kv_dtype: what K and V are kept in.
         facts: further ones for people and dashboards: architecture, memory plan, kernels...
     """
 
@@ -51,6 +55,7 @@ class ServedModel:
     default_sampling_params: SamplingParams
     template: Callable[[], ChatTemplate]
     chat_format: Callable[[], ChatFormat]
+    kv_dtype: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -76,10 +81,13 @@ class Context:
     Attributes:
         core: the engine itself, to be looked at in `engine.call` only.
         metrics: its counters; the same.
+        request_log: where requests are noted when they end.
         lifecycle: whether requests are taken, and which are to be answered.
         admission: whether the engine is given one more.
         encoders: threads that encode long texts.
         rejections: requests that a limit turned away, by reason.
+        http: requests and responses.
+        exposition: all numbers, for /metrics.
     """
 
     config: ServerConfig
@@ -87,19 +95,35 @@ class Context:
     engine: AsyncEngine
     core: Engine
     metrics: EngineMetrics
+    request_log: RequestLog | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     admission: Admission = field(init=False)
     encoders: ThreadPoolExecutor = field(init=False)
     rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTIONS, 0))
+    http: HttpCounters = field(default_factory=HttpCounters)
+    exposition: Exposition = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.config, self.core, self.metrics, self.rejections)
         self.encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="leafage-encode")
+        log = self.request_log
+        self.exposition = Exposition(
+            self.model.name,
+            self.engine,
+            self.core,
+            self.metrics,
+            self.http,
+            self.rejections,
+            cache_dtype=self.model.kv_dtype,
+            num_lost_lines=lambda: 0 if log is None else log.num_lost,
+        )
 
     def close(self) -> None:
         """Stop the engine; what still runs ends with an error."""
         self.engine.close()
         self.encoders.shutdown(wait=False, cancel_futures=True)
+        if self.request_log is not None:
+            self.request_log.close()
 
 
 def context_of(request: Request) -> Context:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -185,3 +186,44 @@ def test_many_threads_share_it(driven: Driven) -> None:
         thread.join(WAIT)
     assert texts == ["hello"] * 80
     assert driven.steps > 0
+
+
+def test_the_age_of_a_step_grows_while_it_hangs_and_is_0_without_work(driven: Driven) -> None:
+    driven.thread.call(lambda: None).result(WAIT)
+    assert eventually(lambda: driven.thread.step_age == 0)
+    driven.gate.clear()
+    _, seen = driven.submit("one")
+    assert driven.entered.wait(WAIT)
+    assert eventually(lambda: driven.thread.step_age > 0.05)
+    driven.gate.set()
+    seen.get(timeout=WAIT)
+    assert eventually(lambda: driven.thread.step_age == 0)
+
+
+def test_the_age_of_a_step_covers_what_runs_between_steps(driven: Driven) -> None:
+    gate = threading.Event()
+    called = driven.thread.call(lambda: gate.wait(WAIT))
+    assert eventually(lambda: driven.thread.step_age > 0.05)
+    gate.set()
+    assert called.result(WAIT)
+
+
+def test_steps_that_go_on_are_never_old(driven: Driven) -> None:
+    driven.rig.executor.pace = 0.01
+    began = time.monotonic()
+    _, seen = driven.submit("one", max_tokens=20)
+    oldest = 0.0
+    while seen.empty():
+        oldest = max(oldest, driven.thread.step_age)
+        time.sleep(0.001)
+    assert time.monotonic() - began > 0.05 and oldest < 0.05
+
+
+def eventually(claim: Callable[[], bool]) -> bool:
+    """Whether it becomes true."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        if claim():
+            return True
+        time.sleep(0.002)
+    return False

@@ -114,3 +114,19 @@ def test_idle_time_is_in_no_part_of_the_step_times(make_rig: MakeRig) -> None:
         thread.close()
     assert [stats[f"{part}_seconds"] for part in PARTS] == [0.0] * len(PARTS)
     assert stats["native_seconds"] == 0
+
+
+def test_a_listener_that_raises_is_counted_and_all_the_rest_goes_on(make_rig: MakeRig) -> None:
+    rig = make_rig("hello")
+    heard: list[str] = []
+
+    def broken(request: Any, metrics: RequestMetrics) -> None:
+        heard.append(request.request_id)
+        raise RuntimeError("the dashboard is on fire")
+
+    rig.metrics.on_finished = broken
+    for i in range(3):
+        rig.engine.add_request(str(i), [5], SamplingParams(max_tokens=20))
+    rig.run()
+    assert heard == ["0", "1", "2"] and rig.metrics._live == {}
+    assert engine_stats(rig.engine, rig.metrics)["num_observer_errors"] == 3

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,11 +39,18 @@ def log() -> Iterator[MakeLog]:
 
 
 def serve(rig: Any, *prompts: list[int], **settings: Any) -> None:
-    """One after another."""
+    """One after another, until the log has them."""
     params = settings.pop("params", SamplingParams(max_tokens=20))
     for prompt in prompts:
         rig.engine.add_request(f"r{rig.metrics.clock.now()}", prompt, params, **settings)
         rig.run()
+    flush(rig)
+
+
+def flush(rig: Any) -> None:
+    listener = getattr(rig.metrics.on_finished, "__self__", None)
+    if isinstance(listener, RequestLog):
+        listener.flush()
 
 
 def test_a_line_tells_what_happened(make_rig: MakeRig, log: MakeLog, tmp_path: Path) -> None:
@@ -135,6 +145,7 @@ def test_aborted_requests_are_logged_as_far_as_they_got(
     rig.engine.step()
     rig.engine.step()
     rig.engine.abort("runs")
+    flush(rig)
     waited, ran = lines(tmp_path / "log")[1:]
     assert sum(a["tokens"] for a in waited["answers"]) == 0 and waited["ttft"] is None
     assert [(a["tokens"], a["finish"]) for a in ran["answers"]] == [(2, "abort")]
@@ -148,6 +159,7 @@ def test_no_later_line_arrived_before_the_oldest(make_rig: MakeRig, log: MakeLog
         rig.engine.add_request(str(i), [5, 6, 7], SamplingParams(max_tokens=1 + 5 * i % 7, ignore_eos=True))
         rig.engine.step()
     rig.run()
+    flush(rig)
     written = lines(tmp_path / "log")[1:]
     arrivals = [line["arrival"] for line in written]
     assert len(arrivals) == 12 and arrivals != sorted(arrivals)
@@ -196,17 +208,63 @@ def test_a_log_that_cannot_begin_watches_nothing(make_rig: MakeRig, log: MakeLog
     assert rig.metrics.on_finished is None
 
 
-def test_lines_that_cannot_be_written_are_counted(make_rig: MakeRig, log: MakeLog, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error::leafage.engine.request_log.RequestLogWarning")
+def test_lines_that_cannot_be_written_are_counted_and_come_again_when_there_is_room(
+    make_rig: MakeRig, log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes ten bytes of a line and is full then. What is in the file stays readable."""
     rig = make_rig("hello")
     written = log(rig, tmp_path / "log")
-    written._file.close()
-    with pytest.warns(RequestLogWarning, match="the request log cannot be written") as warned:
+    room, write, warned = [1 << 20], os.write, []
+    monkeypatch.setattr(warnings, "warn", lambda text, *_, **__: warned.append(text))
+
+    def full(file: int, data: bytes) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write(file, data[: room[0]])
+        room[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "write", full)
+    serve(rig, [5])
+    room[0] = 10
+    serve(rig, [5], [6])
+    room[0] = 1 << 20
+    serve(rig, [7])
+    assert [line["number"] for line in lines(tmp_path / "log")[1:]] == [0, 3]
+    assert written.num_lost == 2 and rig.engine.num_observer_errors == rig.metrics.num_errors == 0
+    assert warned == ["the request log cannot be written: [Errno 28] No space left on device"]
+
+
+def test_a_device_without_room_harms_nobody(make_rig: MakeRig, log: MakeLog, tmp_path: Path) -> None:
+    rig = make_rig("hello")
+    written = log(rig, tmp_path / "log")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, written._file)
+    os.close(full)
+    with pytest.warns(RequestLogWarning, match="No space left on device"):
         serve(rig, [5], [6])
-    assert (
-        sum(w.category is RequestLogWarning for w in warned) == 1
-        and written.num_lost == 2
-        and rig.engine.num_observer_errors == 0
-    )
+    assert written.num_lost == 2 and rig.metrics.num_errors == 0
+
+
+def test_a_disk_that_hangs_holds_nobody_up(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that nobody reads is full after some lines."""
+    monkeypatch.setattr("leafage.engine.request_log.MAX_UNWRITTEN", 20)
+    monkeypatch.setattr("leafage.engine.request_log.CLOSE_TIMEOUT", 0.1)
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    rig = make_rig("hello", max_model_len=128)
+    written = RequestLog(tmp_path / "log", rig.metrics, block_size=1)
+    params = SamplingParams(max_tokens=2)
+    with pytest.warns(RequestLogWarning, match="the disk is too slow"):
+        for i in range(120):
+            rig.engine.add_request(str(i), [i % 250] * 100, params)
+            rig.run()
+    written.close()
+    assert 20 < written.num_lost < 120 and rig.engine.scheduler.counters.finished["length"] == 120
+    os.close(reader)  # and the writer ends
 
 
 @pytest.mark.parametrize(
