@@ -69,7 +69,7 @@ def vllm(model: Path, threads: int, peers: Path) -> Recipe:
     command = [str(python.with_name("vllm")), "serve", str(folder)]
     command += ["--dtype", "bfloat16", "--max-model-len", str(vllm_settings.MAX_MODEL_LEN)]
     command += ["--block-size", str(vllm_settings.BLOCK_SIZE), "--enable-prefix-caching"]
-    command += ["--uvicorn-log-level", "warning", "--disable-log-stats"]
+    command += ["--uvicorn-log-level", "warning", "--disable-log-stats", "--enable-prompt-tokens-details"]
     return Recipe(
         command,
         OPENAI,
