@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from comparison import machine
+from comparison import machine, show
 from comparison.http_client import Exchange, exchange
 from comparison.http_dialects import OPENAI, Ask
 from comparison.spread import Spread
@@ -60,7 +60,7 @@ def main() -> int:
     with tempfile.TemporaryFile() as log, client.Peer(command, log=log) as peer:
         measured = _measure(peer, args.repetitions)
     report = {"machine": {"cpu": machine.cpu_name(), "threads": args.threads}, **measured}
-    print(text(report))
+    print(show.aligned(rows(report)))
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
@@ -163,17 +163,6 @@ def rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _verdict(met: bool) -> str:
     return "ok" if met else "MISSED"
-
-
-def text(report: dict[str, Any]) -> str:
-    """The table as text."""
-    table = rows(report)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-
-    def line(cells: tuple[str, ...]) -> str:
-        return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-    return "\n".join(map(line, table))
 
 
 if __name__ == "__main__":

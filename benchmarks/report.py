@@ -1,9 +1,9 @@
-"""Writes docs/performance.md and its plots from what compare, growth, fragmentation and quality.py measured.
+"""Writes docs/performance.md and its plots from what the benchmarks measured.
 
     python benchmarks/report.py [--folder docs/performance] [--page docs/performance.md]
 
-Reads compare.json, growth.json, fragmentation.json and quality.json in the folder and puts the plots beside
-them. Needs matplotlib (`pip install '.[bench]'`).
+Reads a JSON file of each benchmark (SOURCES) in the folder and puts the plots beside them. Needs matplotlib
+(`pip install '.[bench]'`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from comparison import page, plots
+from comparison import http_page, page, plots
+
+SOURCES = {
+    "compare": "compare.py",
+    "http": "compare.py --http",
+    "http_overhead": "http_overhead.py",
+    "busy_neighbour": "busy_neighbour.py",
+    "growth": "growth.py",
+    "fragmentation": "fragmentation.py",
+    "quality": "quality.py",
+}
+"""What wrote FOLDER/NAME.json, with --json."""
 
 
 def main() -> None:
@@ -24,20 +35,23 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=docs / "performance")
     parser.add_argument("--page", type=Path, default=docs / "performance.md")
     args = parser.parse_args()
-    compare, growth, fragmentation, quality = (
-        _read(args.folder / f"{name}.json") for name in ("compare", "growth", "fragmentation", "quality")
-    )
+    found = {name: _read(args.folder, name) for name in SOURCES}
+    growth, fragmentation = found["growth"], found["fragmentation"]
     plots.decode(growth, args.folder / "decode.svg")
     plots.scheduler(growth, args.folder / "scheduler.svg")
     plots.memory(fragmentation, args.folder / "memory.svg")
-    args.page.write_text(page.markdown(compare, growth, fragmentation, quality))
+    http = http_page.section(found["http"], found["http_overhead"], found["busy_neighbour"])
+    args.page.write_text(page.markdown(found["compare"], growth, fragmentation, found["quality"], http))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / f"{name}.json"
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
-        raise SystemExit(f"{path} is missing: benchmarks/{path.stem}.py --json writes it") from None
+        script, *options = SOURCES[name].split()
+        words = " ".join([f"benchmarks/{script}", *options])
+        raise SystemExit(f"{path} is missing: {words} --json writes it") from None
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from comparison import http_plan, plan
+from comparison import http_plan, plan, show
 from comparison.rows import Row, Table
 from comparison.runs import Record, Sample
 from comparison.sides import TITLES, Side
@@ -99,7 +99,7 @@ def figures(record: dict[str, Any], workload: str) -> list[tuple[str, ...]]:
 
 
 def _figures(answers: list[dict[str, Any]]) -> list[str]:
-    def show(value: Callable[[dict[str, Any]], float | None], suffix: str) -> str:
+    def spread(value: Callable[[dict[str, Any]], float | None], suffix: str) -> str:
         values = [found for answer in answers if (found := value(answer)) is not None]
         return Spread.of(values).show(suffix) if values else "-"
 
@@ -115,26 +115,20 @@ def _figures(answers: list[dict[str, Any]]) -> list[str]:
         return None if seconds is None else 1e3 * seconds
 
     return [
-        show(lambda answer: answer["wall"], " s"),
-        show(lambda answer: answer["num_output_tokens"] / answer["wall"], " tok/s"),
-        show(mean_ttft, " ms"),
-        *(show(milliseconds(name, share), " ms") for name in ("ttft", "tpot") for share in ("p50", "p99")),
-        show(lambda answer: answer["cpu"], ""),
-        show(lambda answer: answer.get("client_cpu"), ""),
+        spread(lambda answer: answer["wall"], " s"),
+        spread(lambda answer: answer["num_output_tokens"] / answer["wall"], " tok/s"),
+        spread(mean_ttft, " ms"),
+        *(spread(milliseconds(name, share), " ms") for name in ("ttft", "tpot") for share in ("p50", "p99")),
+        spread(lambda answer: answer["cpu"], ""),
+        spread(lambda answer: answer.get("client_cpu"), ""),
     ]
 
 
 def text(record: Record) -> str:
     """The figures of all workloads, as a table of text for each."""
-    plain = record.as_dict()
-    parts = []
+    plain, parts = record.as_dict(), []
     for name in http_plan.WORKLOADS:
         workload = name.removeprefix("http-").upper()
         if lines := figures(plain, workload):
-            table = [(workload, *FIGURES[1:]), *lines]
-            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-            parts += [""] + [
-                "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-                for line in table
-            ]
-    return "\n".join(parts)
+            parts.append(show.aligned([(workload, *FIGURES[1:]), *lines]))
+    return "\n\n".join(parts)

@@ -19,13 +19,22 @@ COLUMNS = ("", "against", "ours", "beside", "", "wanted", "verdict", "CPU s", "o
 
 
 def markdown(
-    compare: dict[str, Any], growth: dict[str, Any], fragmentation: dict[str, Any], quality: dict[str, Any]
+    compare: dict[str, Any],
+    growth: dict[str, Any],
+    fragmentation: dict[str, Any],
+    quality: dict[str, Any],
+    http: str,
 ) -> str:
-    """The page, from what compare.py, growth.py, fragmentation.py and quality.py wrote."""
+    """The page, from what compare.py, growth.py, fragmentation.py and quality.py wrote.
+
+    Args:
+        http: the section that `http_page.section` wrote.
+    """
     template = string.Template(Path(__file__).with_name("page.md").read_text())
     return template.substitute(
-        machine=_machine(compare),
-        table=_table(COLUMNS, map(_row, compare["rows"])),
+        machine=machine_text(compare),
+        table=rows_table(compare["rows"]),
+        http=http,
         floors=_floors(compare),
         decode_machine=_measured(growth["decode"]),
         decode=_decode(growth["decode"]["cells"]),
@@ -42,12 +51,19 @@ def markdown(
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def rows_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Rows of compare.py."""
+    return table(COLUMNS, map(_row, rows))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _machine(compare: dict[str, Any]) -> str:
+def machine_text(compare: dict[str, Any]) -> str:
+    """When, on what and with which versions a report of compare.py was measured."""
     machine, load = compare["machine"], compare["load"]
     versions = ", ".join(f"{name} {version}" for name, version in compare["versions"].items())
     memory = machine["memory_bytes"] / 2**30
@@ -89,7 +105,7 @@ def _floors(compare: dict[str, Any]) -> str:
     for block, floors in found.items():
         bandwidth, peak = ([f[name] / 1e9 for f in floors] for name in ("bandwidth", "int8_peak"))
         rows.append((block, _spread(bandwidth), _spread(peak), floors[0]["instruction"]))
-    return _table(("", "reads, GB/s", "int8, GOP/s", "instruction"), rows)
+    return table(("", "reads, GB/s", "int8, GOP/s", "instruction"), rows)
 
 
 def _measured(part: dict[str, Any]) -> str:
@@ -120,7 +136,7 @@ def _sharing(cells: list[dict[str, Any]]) -> str:
             ]
         )
     columns = [f"ms ({cell['share']:.0%} common)" for cell in found]
-    return _table(["", "sequences, tokens", *columns, "gain"], rows)
+    return table(["", "sequences, tokens", *columns, "gain"], rows)
 
 
 def _decode(cells: list[dict[str, Any]]) -> str:
@@ -131,10 +147,10 @@ def _decode(cells: list[dict[str, Any]]) -> str:
         return "-" if value is None else digits(1e3 * value)
 
     rows = [[f"{context:,}", *(shown(seconds[batch, context]) for batch in batches)] for context in contexts]
-    table = _table(["context", *(f"batch {batch}" for batch in batches)], rows)
+    grid = table(["context", *(f"batch {batch}" for batch in batches)], rows)
     if None in seconds.values():
-        table += "\n\nA dash: the K/V would not have fitted into memory."
-    return table
+        grid += "\n\nA dash: the K/V would not have fitted into memory."
+    return grid
 
 
 def _scheduler(cells: list[dict[str, Any]]) -> str:
@@ -143,7 +159,7 @@ def _scheduler(cells: list[dict[str, Any]]) -> str:
         both = cell["schedule"] + cell["update"]
         values = (cell["schedule"], cell["update"], both, both / cell["sequences"])
         rows.append([f"{cell['sequences']:,}", *(digits(1e6 * value) for value in values)])
-    return _table(("running sequences", "schedule", "update", "both", "per sequence"), rows)
+    return table(("running sequences", "schedule", "update", "both", "per sequence"), rows)
 
 
 def _over_time(found: list[dict[str, Any]]) -> str:
@@ -153,7 +169,7 @@ def _over_time(found: list[dict[str, Any]]) -> str:
         shares = (f"{row['shares'][kind]:.1%}" for _, kind in SLOTS)
         end = (f"{row['mean_batch']:.1f}", f"{row['preemptions']:,}", f"{row['seconds']:.0f}")
         rows.append((row["workload"], row["system"], *shares, *end))
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _end_of_request(found: list[dict[str, Any]]) -> str:
@@ -161,7 +177,7 @@ def _end_of_request(found: list[dict[str, Any]]) -> str:
     for row in found:
         used = [100 * value for value in row["utilisation"]]
         rows.append((row["system"], Spread.of(used).show(" %"), Spread.of(row["unused_slots"]).show()))
-    return _table(("", "used", "unused slots"), rows)
+    return table(("", "used", "unused slots"), rows)
 
 
 def _events(found: list[dict[str, Any]]) -> str:
@@ -178,7 +194,7 @@ def _events(found: list[dict[str, Any]]) -> str:
                 Spread.of([100 * run["used"] for run in runs]).show(" %"),
             )
         )
-    return _table(("mean size", "", "failures", "with enough free", "mean use"), rows)
+    return table(("mean size", "", "failures", "with enough free", "mean use"), rows)
 
 
 def _quality(name: str, model: dict[str, Any]) -> str:
@@ -195,13 +211,13 @@ def _quality(name: str, model: dict[str, Any]) -> str:
     parts = [
         f"**{name}**, {model['windows']} windows of {model['window']:,} tokens, {positions:,} positions; "
         f"float32: {exact:.3f}",
-        _table(header, (cells(side, f) for side, f in model["leafage"].items())),
+        table(header, (cells(side, f) for side, f in model["leafage"].items())),
     ]
     if theirs := model.get("llamacpp"):
         rows = [cells(side, f) for side, f in model["second_half"].items()]
         parts += [
             f"{name} beside llama.cpp's default settings, which stand against its own float32, "
             f"{theirs['positions']:,} positions:",
-            _table(header, [*rows, cells("llama.cpp", theirs)]),
+            table(header, [*rows, cells("llama.cpp", theirs)]),
         ]
     return "\n\n".join(parts)

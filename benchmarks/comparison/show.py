@@ -41,6 +41,15 @@ def text(rows: Sequence[Row]) -> str:
 VERDICT = HEADER.index("verdict")
 
 
+def aligned(table: Sequence[Sequence[str]]) -> str:
+    """Lines of cells, in columns of one width each."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    )
+
+
 def footer(report: dict[str, Any]) -> str:
     """Under the table: the machine, its floors, who else was on it, and the versions."""
     lines = []

@@ -215,7 +215,7 @@ def test_every_row_has_a_name_and_can_be_shown() -> None:
     lines = [line for line in show.text(found).splitlines() if not line.startswith("    ")]
     assert len(lines) == len(found), "the header starts with spaces too"
     for row in found:
-        assert row.title in page._table(page.COLUMNS, [page._row(row.as_dict())])
+        assert row.title in page.table(page.COLUMNS, [page._row(row.as_dict())])
 
 
 def test_in_the_page_units_stand_behind_medians() -> None:
@@ -310,7 +310,7 @@ def test_the_page_has_what_was_measured() -> None:
         "rows": [row.as_dict() for row in found],
         "record": Record(samples, floors={"W1, W2": [bench.Floors(4e10, 9e11, "dot", 2)]}).as_dict(),
     }
-    text = page.markdown(compare, GROWTH, FRAGMENTATION, QUALITY)
+    text = page.markdown(compare, GROWTH, FRAGMENTATION, QUALITY, "## Through HTTP")
     assert "**75" in text and "| W1, W2 | 40.0 | 900 | dot |" in text
     assert "|  | sequences, tokens | ms (0% common) | ms (50% common) | ms (100% common) | gain |" in text
     assert "| beams | 8 of 656 | 60.0 (0) | 45.0 (320) | 30.0 (640) | 2.00x |" in text
@@ -320,7 +320,7 @@ def test_the_page_has_what_was_measured() -> None:
     assert "| few-shot | Max | 25.0% | 10.0% | 12.5% |" in text and "| 9.9 | 1,234 | 100 |" in text
     assert "| 512 | first-fit | 100 | 99.0 % | 50.0 % |" in text and "| 512 | paged | 0.00 |  |" in text
     assert "| paged | 98.0 % (97.0-99.0) | 7.50 (7.40-7.60) |" in text
-    assert "$" not in text
+    assert "## Through HTTP" in text and "$" not in text
 
 
 def test_plots_are_the_same_for_the_same_figures(tmp_path) -> None:
