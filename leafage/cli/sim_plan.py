@@ -29,9 +29,9 @@ def plan(
     """Find how many devices a workload needs, and how to set them up.
 
     Counts the fewest devices under which enough requests meet the service level: replicas of one engine, to
-    which requests go in turn, for each tensor parallel degree that fits. Then tries token budgets, block
-    sizes, watermarks and policies where they matter, and says what paging buys over reserved memory and what
-    bounds the run.
+    which requests go in turn (or to the least loaded: --set router=least_loaded), for each tensor parallel
+    degree that fits. Then tries token budgets, block sizes, watermarks, policies and routers where they
+    matter, and says what paging buys over reserved memory and what bounds the run.
     Exit code 1 when nothing meets the level.
 
     **Examples**

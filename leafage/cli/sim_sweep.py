@@ -46,7 +46,7 @@ def sweep(
     ----------
     settings
         NAME=VALUE,VALUE,... or NAME=FIRST:LAST:STEP: a flag's name, a setting of the workload (rate, ...),
-        hardware, model, tensor_parallel, replicas, hardware.bandwidth, model.num_kv_heads...
+        hardware, model, tensor_parallel, replicas, router, hardware.bandwidth, model.num_kv_heads...
     metric
         Columns of the table, separated by commas; docs/simulator.md lists all.
     seeds

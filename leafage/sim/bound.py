@@ -24,8 +24,9 @@ class Bound:
         full: requests waited while the KV cache was full.
         busy: the engine had something to do.
         compute, weights, context, overhead: estimates of what steps would take if they did nothing but
-            compute, read weights, read K and V, or start; a step takes the larger of the first and of the
-            next two together, and the last. Together they may be more than `busy`.
+            compute, read weights, read K and V, or start and move blocks (`CostModel.parts_of`). By a
+            roofline a step takes the larger of the first and of the next two together, and the last, so that
+            together they may be more than `busy`; measured steps are their sum.
         tokens_per_request: mean tokens of a request, prompt and answer.
         capacity: requests of that length that the KV cache holds at once, each with all its tokens.
         mean_batch: sequences that ran, on average while any did.
@@ -55,8 +56,9 @@ def bound_of(result: SimResult, cost: CostModel, *, replicas: int = 1) -> Bound:
         rows=counters.generated_tokens,
         pairs=int(context + np.sum(prompts * (prompts + 1) / 2)),
         context=int(context),
+        moved_blocks=result.swap_counters.blocks_out + result.swap_counters.blocks_in,
     )
-    parts = cost.parts_of(load, counters.steps)
+    parts = cost.parts_of(load, counters.steps, result.usage.seconds)
     tokens = (sum(records.prompt_tokens) + sum(records.output_tokens)) / max(1, records.num_requests)
     full, busy = _full(result), result.usage.seconds / seconds
     if full > 0.2:

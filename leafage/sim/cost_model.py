@@ -44,7 +44,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Seconds of computing, of reading weights, of reading K and V, and of overhead (launching, reducing)."""
+    """Seconds of computing, of reading weights, of reading K and V, and of overhead (launching, reducing,
+    moving blocks)."""
 
     compute: float
     weights: float
@@ -160,22 +161,40 @@ class CostModel:
         return seconds
 
     def _roofline(self, load: Load) -> float:
-        compute = load.tokens * self._per_token + load.rows * self._per_row + load.pairs * self._per_pair
+        compute = self._compute(load)
         memory = self._weights + load.context * self._per_context
         seconds = (compute if compute > memory else memory) + self._step if load.tokens else 0.0
         if self._per_token_reduced:
             seconds += load.tokens * self._per_token_reduced
         return seconds
 
-    def parts_of(self, load: Load, steps: int) -> Parts:
-        """What so many steps, whose work adds up to `load`, would take for each reason alone."""
-        compute = load.tokens * self._per_token + load.rows * self._per_row + load.pairs * self._per_pair
+    def parts_of(self, load: Load, steps: int, seconds: float) -> Parts:
+        """What so many steps, whose work adds up to `load`, would take for each reason alone.
+
+        Args:
+            seconds: what they took. Measured steps are no roofline but a sum: of it, a step without tokens is
+                overhead, one token reads the weights, decode rows read K and V, and computing is the rest.
+        """
+        moving = load.moved_blocks * self._per_moved
+        if self._measured is not None:
+            overhead = steps * self._step
+            weights = max(0.0, steps * self._measured.seconds_of(Load(tokens=1, rows=1, items=1)) - overhead)
+            context = self._measured.seconds_of_context(load.context)
+            computing = max(0.0, seconds - weights - context - overhead - moving)
+            return Parts(computing, weights, context, overhead + moving)
         return Parts(
-            compute=compute,
+            compute=self._compute(load),
             weights=steps * self._weights,
             context=load.context * self._per_context,
-            overhead=steps * self._step + load.tokens * self._per_token_reduced,
+            overhead=steps * self._step + load.tokens * self._per_token_reduced + moving,
         )
+
+    def compute_seconds(self, num_tokens: int, num_rows: int) -> float:
+        """What computing so many tokens in large steps takes, attention left out."""
+        return self._compute(Load(tokens=num_tokens, rows=num_rows))
+
+    def _compute(self, load: Load) -> float:
+        return load.tokens * self._per_token + load.rows * self._per_row + load.pairs * self._per_pair
 
     def prefill_seconds(self, num_tokens: int, num_cached: int = 0) -> float:
         """A step with one prompt of `num_tokens`, the first `num_cached` of which are in the cache."""

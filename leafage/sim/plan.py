@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from leafage.errors import InvalidParameterError, LeafageError
 from leafage.sim.bound import Bound, bound_of
-from leafage.sim.cost_model import CostModel, Load
+from leafage.sim.cost_model import CostModel
 from leafage.sim.experiments import Run, run_of, simulate
 from leafage.sim.parallel import in_parallel
+from leafage.sim.replicas import Router
 from leafage.sim.result import SLO
 from leafage.sim.scenario import Scenario
 from leafage.sim.summary import DEFAULT_SLO
@@ -23,8 +24,9 @@ TUNED: dict[str, Sequence[Any]] = {
     "block_size": (8, 16, 32, 64, 128),
     "watermark": (0.0, 0.01, 0.02, 0.05, 0.1),
     "policy": ("fcfs", "first_fit", "longest_prefix", "shortest_prompt"),
+    "router": get_args(Router),
 }
-"""Settings and their values that are tried."""
+"""Settings and their values that are tried; a router where there are several replicas."""
 STRESS = 1.3
 """Times the load of the plan at which settings are compared when there is one replica only."""
 WORTH = 0.02
@@ -210,7 +212,7 @@ def _first_guess(scenario: Scenario, cost: CostModel) -> int:
         prompts += len(request.prompt)
         outputs += len(request.output) * request.n
         last = request.arrival
-    seconds = cost.parts_of(Load(tokens=prompts + outputs, rows=outputs), steps=0).compute
+    seconds = cost.compute_seconds(prompts + outputs, outputs)
     return max(1, int(0.5 * seconds / last)) if last else 1
 
 
@@ -229,7 +231,8 @@ def _tune(found: Plan, processes: int, on_progress: Callable[[str], None]) -> No
     """Vary one setting at a time; choose what brings more requests within the level."""
     on_progress("trying token budgets, block sizes, watermarks and policies")
     assert found.stress is not None
-    varied = {name: _varied(found.stress, name) for name in TUNED}
+    names = [name for name in TUNED if name != "router" or found.stress.replicas > 1]
+    varied = {name: _varied(found.stress, name) for name in names}
     tasks = [each for scenarios in varied.values() for each in scenarios.values()]
     runs = iter(_run_once_each(tasks, found.slo, processes))
     changes = {}

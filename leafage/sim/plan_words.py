@@ -61,6 +61,10 @@ def describe_settings(plan: Plan) -> list[str]:
     if plan.together is not None:
         attained = 100 * plan.together.metrics["slo_attainment"]
         said.append(f"together: {attained:.1f} % within the level")
+    fewer = plan.stress is not None and plan.stress.replicas < plan.scenario.replicas
+    tried = [plan.together] if plan.together else [each.runs[each.chosen] for each in plan.tunings]
+    if fewer and any(run.metrics["slo_attainment"] >= plan.share for run in tried):
+        said.append("So one replica fewer may be enough with them: ask again with these settings")
     return said
 
 

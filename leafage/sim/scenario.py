@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Protocol, cast
 
 from leafage.errors import InvalidParameterError
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
+from leafage.sim.replicas import Router, check_router, serve
 from leafage.sim.result import SimResult, merged
 from leafage.sim.simulation import Simulation
-from leafage.sim.workload import SimRequest, Workload
+from leafage.sim.workload import Workload
 from leafage.sim.workloads import make_workload, workload_settings
 
 
@@ -36,8 +36,8 @@ class Scenario:
         workload: a name in `WORKLOADS`, or a trace file.
         workload_settings: of `make_workload`.
         tensor_parallel: devices that share the model.
-        replicas: engines, each with so many devices; requests go to them in turn, and what follows a
-            request, such as the next turn of its conversation, goes where that went.
+        replicas: engines, each with so many devices.
+        router: which of them a request goes to (`replicas.Router`).
     """
 
     build: BuildSimulation
@@ -48,6 +48,7 @@ class Scenario:
     workload_settings: Mapping[str, Any] = field(default_factory=dict)
     tensor_parallel: int = 1
     replicas: int = 1
+    router: Router = "round_robin"
 
     def make_workload(self) -> Workload:
         """Its requests, from the start.
@@ -66,16 +67,14 @@ class Scenario:
         Raises:
             InvalidParameterError: the model does not fit, or a setting is wrong.
         """
-        results: list[SimResult] = []
-        for index in range(self.replicas):
-            simulation = self.build(
-                self.config, self.hardware, self.spec, tensor_parallel=self.tensor_parallel
-            )
-            workload = self.make_workload()
-            if self.replicas > 1:
-                workload = EveryNth(workload, index, self.replicas)
-            results.append(simulation.run(workload, on_progress=_after(results, on_progress)))
-        return merged(results)
+        replicas = [
+            self.build(self.config, self.hardware, self.spec, tensor_parallel=self.tensor_parallel)
+            for _ in range(self.replicas)
+        ]
+        workload = self.make_workload()
+        if len(replicas) == 1:
+            return replicas[0].run(workload, on_progress=on_progress)
+        return merged(serve(replicas, workload, self.router, on_progress))
 
     @property
     def num_devices(self) -> int:
@@ -89,6 +88,7 @@ class Scenario:
             "hardware": dataclasses.asdict(self.hardware),
             "tensor_parallel": self.tensor_parallel,
             "replicas": self.replicas,
+            "router": self.router,
             "engine": {name: config[name] for name in config if name in _names(self.config)},
             "workload": {"name": str(self.workload), **self.workload_settings},
         }
@@ -97,9 +97,15 @@ class Scenario:
 
     def settings(self) -> dict[str, Any]:
         """The type of every setting by name: of the engine, of the workload, `hardware`, `model`,
-        `tensor_parallel`, `replicas`, and the numbers of hardware and model as `hardware.bandwidth` or
-        `model.num_kv_heads`."""
-        found: dict[str, Any] = {"hardware": str, "model": str, "tensor_parallel": int, "replicas": int}
+        `tensor_parallel`, `replicas`, `router`, and the numbers of hardware and model as
+        `hardware.bandwidth` or `model.num_kv_heads`."""
+        found: dict[str, Any] = {
+            "hardware": str,
+            "model": str,
+            "tensor_parallel": int,
+            "replicas": int,
+            "router": str,
+        }
         found |= {f.name: f.type for f in dataclasses.fields(self.config) if f.name not in _NOT_SIMULATED}
         found |= {setting.name: str for setting in workload_settings(self.workload)}
         found |= {
@@ -118,7 +124,7 @@ class Scenario:
             return self.spec.name
         if name == "hardware":
             return self.hardware.name
-        if name in ("tensor_parallel", "replicas"):
+        if name in ("tensor_parallel", "replicas", "router"):
             return getattr(self, name)
         if name in _names(self.config):
             return getattr(self.config, name)
@@ -140,6 +146,8 @@ class Scenario:
             if not isinstance(value, int) or value < 1:
                 raise InvalidParameterError(f"{name} is out of range", value=value, limit="at least 1")
             return replace(self, **{name: value})  # type: ignore[arg-type]
+        if name == "router":
+            return replace(self, router=check_router(value))
         if inner and part == "hardware":
             return replace(self, hardware=replace(self.hardware, **{inner: value}))
         if inner:
@@ -239,20 +247,6 @@ class Scenario:
         return self.with_setting("seed", seed) if self.has_seed else self
 
 
-class EveryNth:
-    """One replica's share of a workload: every `count`-th request, from the `index`-th on."""
-
-    def __init__(self, workload: Workload, index: int, count: int) -> None:
-        self._workload = workload
-        self._index, self._count = index, count
-
-    def __iter__(self) -> Iterator[SimRequest]:
-        return islice(iter(self._workload), self._index, None, self._count)
-
-    def finished(self, request: SimRequest, time: float) -> Iterable[SimRequest]:
-        return self._workload.finished(request, time)
-
-
 _NOT_SIMULATED = frozenset(
     ("threads", "compute", "quantize", "chat_template", "swap_path", "kv_cache_dtype", "seed")
 )
@@ -262,13 +256,3 @@ own, and `seed` is the workload's."""
 
 def _names(config: Any) -> set[str]:
     return {f.name for f in dataclasses.fields(config)} - _NOT_SIMULATED - {"hardware", "model"}
-
-
-def _after(
-    results: list[SimResult], on_progress: Callable[[int, float], None] | None
-) -> Callable[[int, float], None] | None:
-    """Progress of one replica, counted on from those that are done."""
-    if on_progress is None:
-        return None
-    before = sum(result.records.num_requests for result in results)
-    return lambda ended, seconds: on_progress(before + ended, seconds)

@@ -50,6 +50,8 @@ class Simulation:
         self._records = Records()
         self._ended: list[SimRequest] = []
         self._timeline = Timeline()
+        self._workload: Workload | None = None
+        self._on_progress: Callable[[int, float], None] | None = None
         metrics.on_finished = self._finished
 
     def run(
@@ -66,16 +68,28 @@ class Simulation:
 
         Requests that could never run are counted as refused, and the rest goes on.
         """
-        assert not self._records.num_requests, "a simulation runs one workload"
-        engine, clock = self.engine, self.clock
-        arrivals = Arrivals(workload)
+        self.begin(workload, on_progress)
+        self.advance(until)
+        return self.result()
+
+    def begin(self, workload: Workload, on_progress: Callable[[int, float], None] | None = None) -> None:
+        """Say what is to be simulated, as `run` does. Then `advance`, and `add` what else there is."""
+        assert self._workload is None, "a simulation runs one workload"
+        self._workload = workload
+        self._arrivals = Arrivals(workload)
+        self._on_progress = on_progress
+
+    def advance(self, until: float) -> None:
+        """Simulate up to the end of the step that ends at `until` seconds or later, or until nobody comes."""
+        assert self._workload is not None, "begin first"
+        engine, clock, arrivals = self.engine, self.clock, self._arrivals
         while clock.now() < until:
             if not engine.has_unfinished:
                 if arrivals.next_time == math.inf:
                     break
                 clock.advance_to(min(arrivals.next_time, until))
             for request in arrivals.until(clock.now()):
-                self._add(request, arrivals)
+                self._add(request)
             if not engine.has_unfinished:
                 continue
             if not (self.fast_forward and self._forward(min(arrivals.next_time, until))):
@@ -83,20 +97,36 @@ class Simulation:
                 self._stepped()
             if self._ended:
                 for request in self._ended:
-                    arrivals.follow(workload.finished(request, clock.now()))
+                    arrivals.follow(self._workload.finished(request, clock.now()))
                 self._ended.clear()
-                if on_progress is not None:
-                    on_progress(self._records.num_requests, clock.now())
+                if self._on_progress is not None:
+                    self._on_progress(self._records.num_requests, clock.now())
+
+    def add(self, request: SimRequest) -> None:
+        """A request arrives that is not the workload's own: `advance` to its arrival first."""
+        self.clock.advance_to(request.arrival)
+        for earlier in self._arrivals.until(request.arrival):
+            self._add(earlier)
+        self._add(request)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._requests)
+
+    def result(self) -> SimResult:
+        """What there is so far."""
+        scheduler = self.engine.scheduler
         self._take_point()
         return SimResult(
             records=self._records,
-            seconds=clock.now(),
+            seconds=self.clock.now(),
             usage=self.metrics.usage_seconds,
-            counters=engine.scheduler.counters,
-            kv_counters=engine.scheduler.kv.counters,
-            num_slots=engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size,
-            block_size=engine.scheduler.kv.block_size,
-            swap_counters=engine.scheduler.kv.swap.counters,
+            counters=scheduler.counters,
+            kv_counters=scheduler.kv.counters,
+            num_slots=scheduler.kv.num_blocks * scheduler.kv.block_size,
+            block_size=scheduler.kv.block_size,
+            swap_counters=scheduler.kv.swap.counters,
             timeline=self._timeline,
         )
 
@@ -125,7 +155,7 @@ class Simulation:
             num_waiting=scheduler.num_waiting,
         )
 
-    def _add(self, request: SimRequest, arrivals: Arrivals) -> None:
+    def _add(self, request: SimRequest) -> None:
         try:
             self.engine.add_request(
                 request.request_id,

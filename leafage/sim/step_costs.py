@@ -131,6 +131,10 @@ class MeasuredSteps:
             + (load.pairs - load.decode_context) * self._per_pair
         )
 
+    def seconds_of_context(self, num_tokens: int) -> float:
+        """What attention to so many tokens takes in decode rows."""
+        return num_tokens * self._per_context
+
 
 class _CurveTable:
     def __init__(self, curve: Curve) -> None:

@@ -15,8 +15,12 @@ from leafage.sim.report import plan_page
 from leafage.sim.result import SLO
 from leafage.sim.results_json import plan_as_dict
 from leafage.sim.scenario import Scenario
+from leafage.sim.step_costs import StepCosts
 from tests.sim.scenarios import small_scenario
+from tests.sim.test_step_costs import COSTS
 
+FLAT = replace(COSTS, tokens=((0, 20e-3), (1, 20e-3), (100, 21e-3)), rows=((0, 0.0), (1, 0.0)), per_item=0.0)
+"""Steps that take the same however many tokens they compute."""
 TIGHT = SLO(ttft=0.05, tpot=0.01)
 SMALL = Hardware(
     name="small",
@@ -65,6 +69,7 @@ def test_settings_are_compared_under_stress(found: Plan) -> None:
     assert found.stress is not None and found.best is not None
     assert found.stress.replicas == found.best.replicas - 1
     names = ["max_num_batched_tokens", "block_size", "watermark", "policy"]
+    names += ["router"] if found.stress.replicas > 1 else []
     assert [tuning.name for tuning in found.tunings] == names
     assert "longest_prefix" not in found.tunings[3].runs, "nothing is cached"
     for tuning in found.tunings:
@@ -162,6 +167,20 @@ def test_parts_of_a_step_are_those_of_its_time() -> None:
         Load(tokens=1, rows=1, pairs=500, context=500),
         Load(tokens=4096, rows=1, pairs=4096**2 // 2),
     ):
-        parts = cost.parts_of(load, 1)
+        parts = cost.parts_of(load, 1, cost.seconds_of(load))
         seconds = max(parts.compute, parts.weights + parts.context) + parts.overhead
         assert seconds == pytest.approx(cost.seconds_of(load))
+
+
+@pytest.mark.parametrize(
+    ("rate", "costs", "kind"), [(2000, COSTS, "compute"), (5, COSTS, "load"), (100, FLAT, "bandwidth")]
+)
+def test_what_bounds_measured_steps_is_told_by_them(rate: float, costs: StepCosts, kind: str) -> None:
+    """The roofline of the same file would say that nothing takes any time."""
+    hardware = replace(SMALL, memory_bytes=24e9, flops=1e20, bandwidth=1e18, step_seconds=1e-4, steps=costs)
+    scenario = asked(rate, hardware)
+    bound = bound_of(scenario.run(), CostModel(hardware, scenario.spec))
+    assert bound.kind == kind
+    parts = bound.compute + bound.weights + bound.context + bound.overhead
+    assert parts == pytest.approx(bound.busy, rel=1e-3), "measured steps are a sum"
+    assert bound.weights > 0 and bound.context > 0

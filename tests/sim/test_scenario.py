@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from leafage.errors import InvalidParameterError
-from leafage.sim.scenario import EveryNth
 from leafage.sim.summary import summarize
-from leafage.sim.workload import SimRequest, Trace
 from tests.sim.scenarios import small_scenario
 
 
@@ -22,6 +20,7 @@ from tests.sim.scenarios import small_scenario
         ("model", "qwen3-0.6b"),
         ("tensor_parallel", 3),
         ("replicas", 2),
+        ("router", "least_loaded"),
         ("rate", 7.0),
         ("seed", 5),
         ("hardware.bandwidth", 1e12),
@@ -60,7 +59,8 @@ def test_unknown_settings_are_refused_with_the_nearest(name: str, message: str) 
 
 
 def test_wrong_values_are_refused() -> None:
-    for name, value in (("block_size", 17), ("replicas", 0), ("hardware.bandwidth", -1.0)):
+    wrong = (("block_size", 17), ("replicas", 0), ("router", "random"), ("hardware.bandwidth", -1.0))
+    for name, value in wrong:
         with pytest.raises(InvalidParameterError):
             small_scenario().with_setting(name, value)
     with pytest.raises(InvalidParameterError, match="no setting rat"):
@@ -72,12 +72,6 @@ def test_it_pickles_and_gives_the_same_numbers_again() -> None:
     again = pickle.loads(pickle.dumps(scenario))
     assert again == scenario
     assert summarize(again.run()) == summarize(scenario.run())
-
-
-def test_replicas_share_the_requests_in_turn() -> None:
-    requests = [SimRequest(str(n), float(n), range(5), range(5)) for n in range(7)]
-    shares = [[r.request_id for r in EveryNth(Trace(requests), index, 3)] for index in range(3)]
-    assert shares == [["0", "3", "6"], ["1", "4"], ["2", "5"]]
 
 
 def test_two_replicas_are_counted_together() -> None:
