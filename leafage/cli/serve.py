@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import hashlib
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafage import store
+from leafage import __version__, store
 from leafage.cli import EXIT_ERROR, terminal
 from leafage.cli.flags import with_flags
 from leafage.cli.settings import Settings
@@ -168,10 +169,21 @@ def make_context(build: Build, config: ServerConfig) -> Context:
         template=lambda: build.template,
         chat_format=chat_format,
         kv_dtype=build.config.kv_dtype,
+        fingerprint=_fingerprint(build),
     )
     request_log = _open_request_log(build, config)
     engine = AsyncEngine(build.engine, build.outputs, build.inputs)
     return Context(config, served, engine, build.engine, build.metrics, request_log)
+
+
+def _fingerprint(build: Build) -> str:
+    """Of all that tokens depend on besides the request: the model, how it computes, and Leafage itself."""
+    config = build.config
+    settings = (__version__, build.kernels, config.kv_dtype, config.compute, config.quantize)
+    template = build.template_source or build.tokenizer.chat_template
+    model = (build.model.path.name, build.model.file_bytes, build.model.architecture, template)
+    digest = hashlib.sha256(repr((settings, model)).encode()).hexdigest()
+    return f"fp_{digest[:16]}"
 
 
 def _open_request_log(build: Build, config: ServerConfig) -> RequestLog | None:

@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 from leafage.errors import LeafageError
 from leafage.server.access_log import AccessLog
-from leafage.server.body import BODY_MODELS, IGNORED_HEADER
+from leafage.server.body import IGNORED_HEADER, SCHEMAS
 from leafage.server.context import Context
 from leafage.server.errors import ApiError, error_response
 from leafage.server.generation import ClientLeft
 from leafage.server.http_counters import CountRequests
 from leafage.server.limits import Limits
-from leafage.server.routes import chat, completions, health, metrics, models
+from leafage.server.routes import chat, completions, health, metrics, models, refused, tokens
 
 _log = logging.getLogger("leafage.server")
 
@@ -38,7 +38,7 @@ def create_app(context: Context) -> FastAPI:
         redoc_url=None,
     )
     app.state.context = context
-    for routes in (chat, completions, models, health, metrics):
+    for routes in (chat, completions, tokens, models, health, metrics, refused):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(LeafageError, _refuse)
@@ -81,7 +81,7 @@ def _version() -> str:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        document.setdefault("components", {}).setdefault("schemas", {}).update(BODY_MODELS)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
         app.openapi_schema = document
     return app.openapi_schema
 

@@ -1,4 +1,4 @@
-"""Request bodies: JSON to a pydantic model, what is wrong with it told by name."""
+"""Request bodies: JSON to a pydantic model, what is wrong with it told by name. And their part of OpenAPI."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from leafage.server.context import context_of
 from leafage.server.errors import ApiError
+from leafage.server.protocol.answers import ErrorAnswer
 
 IGNORED_HEADER = "X-Leafage-Ignored-Fields"
 MAX_LISTED = 5
 """Mistakes of one body that are listed."""
 MAX_IGNORED = 20
 """Ignored fields that are listed."""
+MAX_MISTAKES = 1000
+"""More than this are not even looked at."""
+MAX_NAME = 200
+"""Characters of a field's path that are told of; its names may be a client's."""
 
-BODY_MODELS: dict[str, Any] = {}
+SCHEMAS: dict[str, Any] = {}
 """Schemas that the OpenAPI document refers to, by name."""
 
 M = TypeVar("M", bound=BaseModel)
@@ -43,7 +48,7 @@ async def read_body(request: Request, model: type[M]) -> M:
     except ValidationError as error:
         raise _body_error(error, model) from None
     if tolerant:
-        request.state.ignored_fields = sorted(set(_extra(parsed, "")))
+        note_ignored(request, _extra(parsed, ""))
     return parsed
 
 
@@ -66,22 +71,41 @@ def _check_numbers(data: bytes) -> None:
 
 
 def _body_error(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    found = error.errors(include_url=False, include_context=True)
+    if error.error_count() > MAX_MISTAKES:
+        count = f"{error.error_count()} mistakes; limit: {MAX_MISTAKES} to be listed"
+        return ApiError(f"the body is no {model.__name__}: {count}. See /docs for its fields")
+    found = _telling(error.errors(include_url=False, include_context=True))
     texts = [_text(one, model) for one in found[:MAX_LISTED]]
     if len(found) > MAX_LISTED:
         texts.append(f"and {len(found) - MAX_LISTED} more")
-    return ApiError("; ".join(texts), param=_path(found[0]["loc"]) or None)
+    return ApiError("; ".join(texts), param=_path_of(found[0]) or None)
+
+
+def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without those of a union's other branches: where something inside a value is wrong, its kind is not."""
+    paths = [_path_of(one) for one in errors]
+    is_kind = [one["type"].endswith("_type") for one in errors]
+
+    def says_less(i: int) -> bool:
+        inside = (f"{paths[i]}.", f"{paths[i]}[")
+        return is_kind[i] and any(
+            path.startswith(inside) or (path == paths[i] and not kind)
+            for path, kind in zip(paths, is_kind, strict=True)
+        )
+
+    if len(errors) > 100:  # each would be compared with all, and nobody reads them
+        return errors
+    return [one for i, one in enumerate(errors) if not says_less(i)]
 
 
 def _text(error: ErrorDetails, model: type[BaseModel]) -> str:
-    path = _path(error["loc"])
+    path = _path_of(error)
     if error["type"] == "json_invalid":
         return f"the body is no JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
     if error["type"] == "extra_forbidden":
-        name = str(error["loc"][-1])[:100]
-        close = difflib.get_close_matches(name, list(model.model_fields), n=1)
+        close = difflib.get_close_matches(str(error["loc"][-1]), list(model.model_fields), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "leave it out"
-        return f"unknown field {_short(path)}: {hint}"
+        return f"unknown field {path!r}: {hint}"
     value = error.get("input")
     got = "" if error["type"] == "missing" or isinstance(value, dict | list) else f", got {_short(value)}"
     return f"{path or 'the body'}: {error['msg']}{got}"
@@ -92,6 +116,13 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def _path_of(error: ErrorDetails) -> str:
+    location = error["loc"]
+    if error["type"] != "extra_forbidden":
+        return _path(location)
+    return _cut(".".join(filter(None, [_path(location[:-1]), str(location[-1])])))  # whatever it is called
+
+
 def _path(location: Iterable[int | str]) -> str:
     """messages[0].content; names that pydantic gives the branches of a union are left out."""
     path = ""
@@ -100,7 +131,11 @@ def _path(location: Iterable[int | str]) -> str:
             path += f"[{part}]"
         elif part.isidentifier() and not part[0].isupper() and part not in ("str", "int", "float", "bool"):
             path += f".{part}" if path else part
-    return path
+    return _cut(path)
+
+
+def _cut(path: str) -> str:
+    return path if len(path) <= MAX_NAME else path[: MAX_NAME - 3] + "..."
 
 
 def _extra(value: Any, path: str) -> Iterable[str]:
@@ -114,6 +149,12 @@ def _extra(value: Any, path: str) -> Iterable[str]:
             yield from _extra(item, path)
 
 
+def note_ignored(request: Request, fields: Iterable[str]) -> None:
+    """Tell the client in a header that these fields of its body changed nothing."""
+    noted = getattr(request.state, "ignored_fields", [])
+    request.state.ignored_fields = sorted({*noted, *fields})
+
+
 def answer_headers(request: Request) -> dict[str, str]:
     """Headers of the answer to a request whose body was read."""
     ignored = [quote(name[:100], safe="[]") for name in getattr(request.state, "ignored_fields", [])]
@@ -122,10 +163,48 @@ def answer_headers(request: Request) -> dict[str, str]:
     return {IGNORED_HEADER: ", ".join(ignored)} if ignored else {}
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads this model with `read_body`."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    BODY_MODELS.update(schema.pop("$defs", {}))
-    BODY_MODELS[model.__name__] = schema
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
-    return {"requestBody": {"required": True, "content": content}}
+ERROR_STATUSES = {
+    400: "The request is wrong, or asks for something that is not there; the message says what to do",
+    401: "The API key is missing or wrong",
+    404: "No such model, or nothing is at this path",
+    408: "The body did not come in time",
+    413: "The body is too large",
+    415: "The body is not said to be JSON",
+    429: "Too many requests; Retry-After says when to try again",
+    500: "The request ended with an error",
+    503: "The server is starting, draining or stuck",
+    504: "The request took longer than the server allows",
+}
+
+
+def operation(
+    body: type[BaseModel] | None, answer: Any, *, event: Any = None, statuses: Iterable[int] = ERROR_STATUSES
+) -> dict[str, Any]:
+    """`openapi_extra` of a route.
+
+    Args:
+        body: what it reads with `read_body`.
+        answer: type of its JSON answer.
+        event: type of the data of its events where `stream` is true.
+        statuses: of the errors it may answer with.
+    """
+    content = {"application/json": {"schema": _reference(answer)}}
+    if event is not None:
+        content["text/event-stream"] = {"schema": _reference(event)}
+    error = {"application/json": {"schema": _reference(ErrorAnswer)}}
+    responses = {"200": {"description": "The answer", "content": content}}
+    for status in statuses:
+        responses[str(status)] = {"description": ERROR_STATUSES[status], "content": error}
+    extra: dict[str, Any] = {"responses": responses}
+    if body is not None:
+        sent = {"application/json": {"schema": _reference(body)}}
+        extra["requestBody"] = {"required": True, "content": sent}
+    return extra
+
+
+def _reference(type_: Any) -> dict[str, str]:
+    """Adds a type's schema to the document."""
+    schema = TypeAdapter(type_).json_schema(ref_template="#/components/schemas/{model}")
+    SCHEMAS.update(schema.pop("$defs", {}))
+    SCHEMAS[type_.__name__] = schema
+    return {"$ref": f"#/components/schemas/{type_.__name__}"}

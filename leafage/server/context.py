@@ -17,6 +17,7 @@ from leafage.server.errors import ApiError
 from leafage.server.exposition import Exposition
 from leafage.server.http_counters import HttpCounters
 from leafage.server.lifecycle import Lifecycle
+from leafage.server.sessions import MAX_BYTES, MAX_SESSIONS, TTL, BoundedStore, Conversation
 from leafage.server.tools.chat_format import ChatFormat
 from leafage.text.chat_template import ChatTemplate
 from leafage.text.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class ServedModel:
         template: gives the chat template; raises TemplateError where there is none.
         chat_format: gives how tools and reasoning are written; raises the same.
         kv_dtype: what K and V are kept in.
+        fingerprint: the same for two servers that give the same tokens for the same request.
         facts: further ones for people and dashboards: architecture, memory plan, kernels...
     """
 
@@ -56,6 +58,7 @@ class ServedModel:
     template: Callable[[], ChatTemplate]
     chat_format: Callable[[], ChatFormat]
     kv_dtype: str
+    fingerprint: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -88,6 +91,7 @@ class Context:
         rejections: requests that a limit turned away, by reason.
         http: requests and responses.
         exposition: all numbers, for /metrics.
+        sessions: conversations whose token ids are kept, by their key.
     """
 
     config: ServerConfig
@@ -102,6 +106,9 @@ class Context:
     rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTIONS, 0))
     http: HttpCounters = field(default_factory=HttpCounters)
     exposition: Exposition = field(init=False)
+    sessions: BoundedStore[tuple[str, ...], Conversation] = field(
+        default_factory=lambda: BoundedStore(MAX_SESSIONS, MAX_BYTES, TTL)
+    )
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.config, self.core, self.metrics, self.rejections)

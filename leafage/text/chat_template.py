@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,11 +25,15 @@ from leafage.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
+CUT = "\ufdd4\ufdd5"
+"""Marks a place in a message's content. Two Unicode noncharacters, as of `special.LITERAL_MARK`."""
+
 _CONTINUATIONS = ("a", "Zz", "7", " ", "\n", "\n\nx", "-", "\u00e9")
 """Contents that begin so differently that no token can hold the beginning of all of them."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"))
+"""What every template reads, and nobody else may set."""
 
 
 class _Refusal(Exception):
@@ -54,6 +58,9 @@ class ChatTemplate:
         bos_token: text of the BOS token, "" if there is none.
         eos_token: text of the EOS token, "" if there is none.
 
+    Attributes:
+        variables: those that it reads besides its own (`enable_thinking`...).
+
     Raises:
         TemplateError: the source does not parse; the message carries the line.
     """
@@ -68,7 +75,10 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = environment.from_string(source)
-            self._takes_parts = _iterates_content(environment.parse(source))
+            tree = environment.parse(source)
+            self._takes_parts = _iterates_content(tree)
+            known = {*OWN_VARIABLES, *environment.globals}
+            self.variables = frozenset(meta.find_undeclared_variables(tree) - known)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"the chat template does not parse, line {error.lineno}: {error.message}",
@@ -127,7 +137,7 @@ class ChatTemplate:
         protect: Callable[[str], str],
     ) -> str:
         for name in variables:
-            if name in _OWN_VARIABLES:
+            if name in OWN_VARIABLES:
                 raise InvalidParameterError(
                     "chat template variable is set by Leafage itself", value=name, remedy="leave it out"
                 )
@@ -161,8 +171,10 @@ def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Message],
+    /,
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **kwargs: Any,
 ) -> list[int]:
@@ -171,14 +183,78 @@ def encode_chat(
     Control tokens that the template writes become single ids; the same characters inside the messages, the
     tools or `kwargs` stay text. BOS comes in front where the file declares it and the template wrote none.
 
+    Args:
+        continue_final_message: end inside the last message, behind its content, so that the answer goes on
+            with it. Then `add_generation_prompt` must be off.
+
     Raises:
+        InvalidParameterError: also for both of them.
+        TemplateError: also when the template does not end the last message's content as it is.
         As `ChatTemplate.render`.
     """
+    if continue_final_message:
+        if add_generation_prompt:
+            raise InvalidParameterError(
+                "continue_final_message and add_generation_prompt exclude each other",
+                remedy="set add_generation_prompt to false",
+            )
+        messages = _marked_at_end(messages)
     text = template._render(messages, add_generation_prompt, tools, kwargs, tokenizer.protect)
+    if continue_final_message:
+        text = _split_at_cut(text)[0]
     ids = tokenizer.encode(text, add_special=False, parse_special=True)
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids = [tokenizer.bos_id, *ids]
     return ids
+
+
+def encode_chat_rest(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    text: str = "",
+    /,
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **kwargs: Any,
+) -> list[int]:
+    """Ids of what a conversation's prompt has behind CUT, which the content of one message holds.
+
+    Args:
+        text: goes in front, as text of that message.
+
+    Raises:
+        TemplateError: also when the template drops that content, or writes it twice.
+        As `ChatTemplate.render`.
+    """
+    rendered = template._render(messages, add_generation_prompt, tools, kwargs, tokenizer.protect)
+    rest = tokenizer.protect(text) + _split_at_cut(rendered)[1]
+    return tokenizer.encode(rest, parse_special=True, continues=True)
+
+
+def _marked_at_end(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with CUT behind the content of the last one."""
+    *others, last = (message for _, message in _enumerate(messages))
+    content = last.get("content") if isinstance(last, Mapping) else None
+    if isinstance(content, str) and content:
+        return [*others, {**last, "content": content + CUT}]
+    if isinstance(content, Sequence) and content and not isinstance(content, str):
+        return [*others, {**last, "content": [*content[:-1], _text_of_part("content", content[-1]) + CUT]}]
+    raise InvalidParameterError(
+        "continue_final_message: the last message has no content", remedy="give it the text to go on with"
+    )
+
+
+def _split_at_cut(text: str) -> tuple[str, str]:
+    before, *after = text.split(CUT)
+    if len(after) != 1:
+        raise TemplateError(
+            "the chat template does not write the message's content once",
+            value=f"{len(after)} times",
+            remedy="leave continue_final_message out",
+        )
+    return before, after[0]
 
 
 def encode_chat_prefix(

@@ -80,6 +80,11 @@ class Detokenizer:
         self._pending = data[used:]
         return text
 
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether bytes of an incomplete character wait for the next token."""
+        return bool(self._pending)
+
     def push_all(self, token_ids: Sequence[int]) -> str:
         """`push` over several ids."""
         return "".join([self.push(token_id) for token_id in token_ids])

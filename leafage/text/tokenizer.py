@@ -89,13 +89,22 @@ class Tokenizer:
         """Whether `encode` puts BOS in front."""
         return self.prefix[:1] == [self.bos_id]
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        continues: bool = False,
+    ) -> list[int]:
         """Ids of a text.
 
         Args:
             text: any string; lone surrogates become U+FFFD.
             add_special: add BOS and EOS where the file declares them, never a second one.
             parse_special: read the texts of control tokens as these tokens. Leave it off for text of users.
+            continues: the text goes on after other text: nothing is added, and no space goes in front of it
+                where the vocabulary's encoder puts one.
         """
         if not isinstance(text, str):
             raise InvalidParameterError(
@@ -105,6 +114,8 @@ class Tokenizer:
             text = (
                 text.encode(errors="surrogatepass").decode(errors="replace") if _has_surrogate(text) else text
             )
+        if continues:
+            return self._encode_behind("\n" if self._strip_space else "", text, parse_special)
         ids = self._encoder(text, parse_special)
         if add_special:
             if ids[: len(self.prefix)] != self.prefix:
@@ -112,6 +123,12 @@ class Tokenizer:
             if ids[len(ids) - len(self.suffix) :] != self.suffix:
                 ids = ids + self.suffix
         return ids
+
+    def _encode_behind(self, start: str, text: str, parse_special: bool) -> list[int]:
+        """Ids of `text` behind `start`, which takes the encoder's space; where they do not part, with it."""
+        head, ids = self._encoder(start, False), self._encoder(start + text, parse_special)
+        parts = ids[: len(head)] == head
+        return ids[len(head) :] if parts else self._encoder(text, parse_special)
 
     def decode(
         self, token_ids: Iterable[int], *, skip_special_tokens: bool = True, continues: bool = False

@@ -1,19 +1,48 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: what is sent, and what is answered."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import NotRequired, TypedDict
 
-from leafage.server.protocol.common import Extensions, Sampling, StreamOptions, Strict
+from leafage.server.protocol.answers import CacheReport, Usage
+from leafage.server.protocol.common import (
+    ChatHints,
+    Described,
+    Extensions,
+    List,
+    Only,
+    Sampling,
+    StreamOptions,
+    Strict,
+)
+from leafage.server.protocol.logprobs import ChatLogprobs
 
 
 class ContentPart(Strict):
     """A part of a message; only text can be read."""
 
-    type: str
-    text: str | None = None
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Annotated[Any, Only(why="every prefix is cached by itself")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "text":
+            message = "only text can be read, got a part of type '{kind}'. Send text parts only"
+            raise PydanticCustomError("refused", message, {"kind": value["type"][:80]})
+        return value
+
+
+MAX_MESSAGES = 10_000
+"""Of a conversation; and parts of a message. More fit no model, and each costs time."""
+
+Parts = Annotated[List[ContentPart | str], Field(max_length=MAX_MESSAGES)]
+Content = Annotated[str | Parts | None, Described("a string or a list of text parts")]
 
 
 class FunctionCall(Strict):
@@ -29,15 +58,25 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
-    """One turn of a conversation."""
+    """One turn of a conversation. A message that was answered here may be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart | str] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: Content = None
+    name: Annotated[
+        str | None,
+        Field(description="X-Leafage-Ignored-Fields lists it where the chat template writes no names"),
+    ] = None
+    tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    refusal: str | None = None
+    refusal: Annotated[Any, Only(why="refusals cannot be told to the model")] = None
+    annotations: Annotated[Any, Only([], why="annotations cannot be told to the model")] = None
+    audio: Annotated[Any, Only(why="there is no audio here")] = None
+    function_call: Annotated[Any, Only(why="function_call is deprecated: send tool_calls")] = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a chat template reads."""
+        return self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
 
 
 class ResponseFormat(Strict):
@@ -47,23 +86,117 @@ class ResponseFormat(Strict):
     json_schema: dict[str, Any] | None = None
 
 
-class ChatCompletionRequest(Sampling, Extensions):
+class ChatCompletionRequest(Sampling, Extensions, ChatHints):
     """Answer a conversation."""
 
     model: str | None = None
-    messages: list[Message]
+    messages: Annotated[List[Message], Field(max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int | None, Field(description="the older name of max_completion_tokens")] = None
     max_completion_tokens: int | None = None
-    logprobs: bool = False
+    logprobs: bool | None = None
     top_logprobs: int | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: List[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    session_id: Annotated[
-        str | None, Field(description="keeps this conversation's token ids, so that its next turn is cached")
+    reasoning_effort: Annotated[
+        str | None, Field(description="for chat templates that read it; 'none' also where nothing reasons")
     ] = None
-    return_token_ids: bool = False
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="variables of the chat template")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Field(description="begin the assistant's turn behind the messages; default true")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Field(description="go on with the last message; add_generation_prompt must be false")
+    ] = None
+    session_id: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=256,
+            description="keeps this conversation's token ids, so that its next turn finds all of it cached",
+        ),
+    ] = None
+    return_token_ids: bool | None = None
+    store: Annotated[Any, Only(False, why="chat completions are not stored here")] = None
+    modalities: Annotated[Any, Only(["text"], why="only text is made here")] = None
+    audio: Annotated[Any, Only(why="only text is made here")] = None
+    prediction: Annotated[Any, Only(why="predicted outputs have no use here")] = None
+    web_search_options: Annotated[Any, Only(why="nothing is searched on the web")] = None
+    verbosity: Annotated[Any, Only("medium", why="the model has no verbosity to set")] = None
+    functions: Annotated[Any, Only(why="functions is deprecated: send tools")] = None
+    function_call: Annotated[Any, Only(why="function_call is deprecated: send tool_choice")] = None
+
+    @property
+    def tenant(self) -> str | None:
+        """Whom the policy `fair` charges."""
+        return self.user if self.user is not None else self.safety_identifier
+
+
+class AnswerMessage(TypedDict):
+    """The assistant's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    annotations: list[Any]
+
+
+class Choice(TypedDict):
+    """One answer. `finish_reason`: stop, length, or abort when the server ended it; `stop_reason`: the stop
+    string or token id that ended it, null for an end-of-generation token."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletion(TypedDict):
+    """The answers to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+    service_tier: NotRequired[Literal["default"]]
+    metadata: NotRequired[dict[str, str]]
+    prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
+    prompt_token_ids: NotRequired[list[int]]
+    cache: NotRequired[CacheReport]
+
+
+class ChoiceDelta(TypedDict):
+    """What is new of an answer. `delta.role` comes with the first one."""
+
+    index: int
+    delta: dict[str, Any]
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletionChunk(TypedDict):
+    """An event of a stream. With `stream_options.include_usage` the last one has no choice, and the usage."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChoiceDelta]
+    system_fingerprint: str
+    usage: NotRequired[Usage | None]
+    service_tier: NotRequired[Literal["default"]]
+    prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
+    prompt_token_ids: NotRequired[list[int]]
+    cache: NotRequired[CacheReport]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any
+import json
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from leafage.core.sampling_params import SamplingParams
+
+MAX_LOOKED_AT = 1000
+"""Mistakes of one value, of which each costs time."""
+_TELLING = frozenset(("extra_forbidden", "missing", "refused", "too_long"))
+"""Kinds of mistakes that say more than that a value has the wrong shape."""
 
 
 class Strict(BaseModel):
@@ -16,14 +30,82 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Marks a field of the OpenAI API that can change nothing here: null and the `values` that ask for
+    nothing else are accepted, all others refused with the reason `why`."""
+
+    values: tuple[Any, ...]
+    why: str
+
+    def __init__(self, *values: Any, why: str) -> None:
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "why", why)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [*self.values, None], "description": self.why}
+
+    def _check(self, value: Any) -> Any:
+        if value is None or any(value == one and type(value) is type(one) for one in self.values):
+            return value
+        accepted = ", ".join(json.dumps(one) for one in (*self.values, None))
+        raise PydanticCustomError(
+            "refused", "{why}. Leave it out; accepted: {accepted}", {"why": self.why, "accepted": accepted}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMistake:
+    """Marks a list of which the first mistake is told and no other: a body has room for millions."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return cast("CoreSchema", {**handler(source), "fail_fast": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Marks a union: a value of another shape is refused with this description of what is taken, instead of
+    one complaint for each branch. Mistakes inside a value of the right shape are told as they are."""
+
+    what: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def check(value: Any, inner: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            try:
+                return inner(value)
+            except ValidationError as error:
+                few = error.error_count() <= MAX_LOOKED_AT
+                if few and any(one["type"] in _TELLING for one in error.errors(include_input=False)):
+                    raise
+                raise PydanticCustomError("shape", "must be {what}", {"what": self.what}) from None
+
+        return core_schema.no_info_wrap_validator_function(check, handler(source))
+
+
 class StreamOptions(Strict):
     """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: usage in every chunk."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[Any, Only(False, why="chunks are not padded")] = None
 
 
-Stop = str | list[str] | None
+T = TypeVar("T")
+List: TypeAlias = Annotated[list[T], FirstMistake()]
+"""A client's list."""
+Stop = Annotated[str | List[str] | None, Described("a string or a list of strings")]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=16, description="comes back with the answer"),
+]
 
 
 class Sampling(Strict):
@@ -42,10 +124,10 @@ class Sampling(Strict):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: List[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: List[str] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
@@ -81,8 +163,29 @@ class Extensions(Strict):
     priority: Annotated[int | None, Field(description="its class; lower ones run first")] = None
     user: Annotated[str | None, Field(description="whom the policy 'fair' charges")] = None
     explain_cache: Annotated[
-        bool, Field(description="say where the cached prefix of the prompt ended, and why")
-    ] = False
+        bool | None, Field(description="say where the cached prefix of the prompt ended, and why")
+    ] = None
+
+
+class ChatHints(Strict):
+    """Fields that the OpenAI API has for conversations beside their content."""
+
+    metadata: Metadata | None = None
+    safety_identifier: Annotated[
+        str | None, Field(description="the name of `user` since 2025; `user` wins where both are given")
+    ] = None
+    prompt_cache_key: Annotated[
+        str | None,
+        Field(description="which requests shall share a cache: here all do that have the same cache_salt"),
+    ] = None
+    prompt_cache_retention: Annotated[
+        Any, Only("in_memory", why="prefixes are kept as long as memory lasts")
+    ] = None
+    prompt_cache_options: Annotated[
+        Any, Only({"mode": "implicit"}, why="every prefix is cached by itself")
+    ] = None
+    service_tier: Annotated[Any, Only("auto", "default", why="there is one service tier")] = None
+    moderation: Annotated[Any, Only(why="nothing is moderated here")] = None
 
 
 def _token_id(text: str) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,23 +12,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leafage.core.sampling_params import SamplingParams
-from leafage.engine.inputs import NewRequest
-from leafage.engine.output import CompletionOutput, RequestOutput
 from leafage.errors import InvalidParameterError, UnsupportedError
-from leafage.server.body import answer_headers, body_schema, read_body
-from leafage.server.context import Context, context_of
+from leafage.server.body import answer_headers, note_ignored, operation, read_body
+from leafage.server.chat_answer import ChatAnswer, Keep
+from leafage.server.context import context_of
+from leafage.server.conversation import Message, SessionTurn, Writing, session_key
 from leafage.server.generation import complete, encoded, start
-from leafage.server.protocol.answers import cache_report, chat_logprobs, new_id, prompt_logprobs_json, usage
-from leafage.server.protocol.chat import ChatCompletionRequest
-from leafage.server.sse import DONE, EventStream, event
+from leafage.server.protocol.answers import SessionReport, to_json
+from leafage.server.protocol.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ResponseFormat,
+)
+from leafage.server.sse import EventStream
 from leafage.server.tools.request import ToolUse
-from leafage.server.tools.stream import MessageParser
-from leafage.text.chat_template import encode_chat
+from leafage.text.chat_template import OWN_VARIABLES
 
 router = APIRouter(tags=["chat"])
 
 
-@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=operation(ChatCompletionRequest, ChatCompletion, event=ChatCompletionChunk),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation through the model's chat template."""
     context = context_of(request)
@@ -37,46 +43,71 @@ async def create_chat_completion(request: Request) -> Response:
     context.model.check_name(body.model)
     _check(body)
     tools = ToolUse.of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    chat_format = context.model.chat_format()
     params = _params(body, context.model.default_sampling_params)
-    if context.model.chat_format().needs_special_tokens(tools):
+    if chat_format.needs_special_tokens(tools):
         params = replace(params, skip_special_tokens=False)
-    prompt_token_ids = await encoded(request, lambda: _encode(context, body, tools))
+    prompt = await encoded(request, lambda: _prompt(request, body, tools, params))
     new = context.model.inputs.request(
         context.engine.new_request_id(),
         {
-            "prompt_token_ids": prompt_token_ids,
+            "prompt_token_ids": prompt.token_ids,
             "cache_salt": body.cache_salt or "",
-            "tenant": body.user,
+            "tenant": body.tenant,
         },
         params,
         priority=body.priority or 0,
     )
-    answer = _Answer(context, body, new, tools)
+    answer = ChatAnswer(
+        context.model,
+        body,
+        new,
+        partial(chat_format.new_parser, tools, new.prompt_token_ids),
+        prompt.keep,
+        prompt.report,
+    )
     if body.stream:
         running = await start(request, [new], stream=True)
         return EventStream(running, answer, headers=answer_headers(request))
     [output] = await complete(request, [new])
-    return Response(
-        json.dumps(answer.whole(output)), media_type="application/json", headers=answer_headers(request)
-    )
+    whole = to_json(answer.whole(output))
+    return Response(whole, media_type="application/json", headers=answer_headers(request))
 
 
 def _check(body: ChatCompletionRequest) -> None:
-    if body.response_format is not None and body.response_format.type != "text":
-        kind = body.response_format.type
-        if kind not in ("json_object", "json_schema"):
-            limit = "text, json_object or json_schema"
-            raise InvalidParameterError("unknown response_format", value=kind, limit=limit)
-        raise UnsupportedError(
-            "response_format: structured output is not there yet",
-            value=kind,
-            limit="text",
-            remedy="leave it out",
-        )
+    check_format(body.response_format)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameterError(
             "top_logprobs needs logprobs", value=body.top_logprobs, remedy="set logprobs to true"
         )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidParameterError("stream_options is for streams", remedy="set stream, or leave it out")
+    if body.session_id is not None:
+        if (body.n or 1) > 1:
+            raise InvalidParameterError(
+                "a session keeps one answer to each turn", value=f"n = {body.n}", remedy="leave n out"
+            )
+        if body.continue_final_message or body.add_generation_prompt is False:
+            raise InvalidParameterError(
+                "a session's answers are whole turns",
+                remedy="leave add_generation_prompt and continue_final_message out, or session_id",
+            )
+
+
+def check_format(wanted: ResponseFormat | None) -> None:
+    """Raises InvalidParameterError, UnsupportedError for a format other than text."""
+    if wanted is None or wanted.type == "text":
+        return
+    if wanted.type not in ("json_object", "json_schema"):
+        raise InvalidParameterError(
+            "unknown response_format", value=wanted.type, limit="text, json_object or json_schema"
+        )
+    raise UnsupportedError(
+        "response_format: structured output is not there yet",
+        value=wanted.type,
+        limit="text",
+        remedy="leave it out",
+    )
 
 
 def _params(body: ChatCompletionRequest, base: SamplingParams) -> SamplingParams:
@@ -94,103 +125,76 @@ def _params(body: ChatCompletionRequest, base: SamplingParams) -> SamplingParams
     return body.sampling_params(base, **settings)
 
 
-def _encode(context: Context, body: ChatCompletionRequest, tools: ToolUse) -> list[int]:
-    model = context.model
-    messages, definitions = model.chat_format().write(
-        [message.model_dump(exclude_none=True) for message in body.messages], tools
-    )
-    kwargs = body.chat_template_kwargs or {}
-    return encode_chat(model.tokenizer, model.template(), messages, tools=definitions, **kwargs)
+@dataclass(slots=True)
+class _Prompt:
+    """The prompt of a conversation; of a session also what is done with the answer."""
+
+    token_ids: Sequence[int]
+    keep: Keep | None = None
+    report: SessionReport | None = None
 
 
-class _Answer:
-    """Writes the answer to one call, whole or in chunks."""
+def _prompt(request: Request, body: ChatCompletionRequest, tools: ToolUse, params: SamplingParams) -> _Prompt:
+    context = context_of(request)
+    messages = [message.as_dict() for message in body.messages]
+    variables = template_variables(request, body.chat_template_kwargs, body.reasoning_effort)
+    options = {
+        **variables,
+        "add_generation_prompt": body.add_generation_prompt is not False,
+        "continue_final_message": bool(body.continue_final_message),
+    }
+    writing = Writing(context.model.tokenizer, context.model.chat_format(), tools, options)
+    if body.session_id is None:
+        prompt = _Prompt(writing.encode(messages))
+        note_ignored(request, writing.unwritten_names(messages, prompt.token_ids))
+        return prompt
+    key = session_key(request, body.session_id, body.cache_salt or "", body.tenant or "")
+    turn = SessionTurn(context.sessions.get(key), messages, writing)
 
-    def __init__(
-        self, context: Context, body: ChatCompletionRequest, new: NewRequest, tools: ToolUse
-    ) -> None:
-        self._body = body
-        self._id = new_id("chatcmpl")
-        self._created = int(time.time())
-        self._model = context.model.name
-        options = body.stream_options
-        self._usage_at_end = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats
-        self._count = (len(new.prompt_token_ids), 0, 0)
-        format = context.model.chat_format()
-        self._new_parser = partial(format.new_parser, tools, new.prompt_token_ids)
-        self._parsers: dict[int, MessageParser] = {}
+    def keep(answer: Any, message: Message) -> None:
+        conversation = turn.after(answer, message, params)
+        context.sessions.put(key, conversation, conversation.num_bytes)
 
-    def whole(self, output: RequestOutput) -> dict[str, Any]:
-        self._add(output)
-        choices = []
-        for one in output.outputs:
-            parser = self._new_parser()
-            message = {**parser.parse(one.text).to_json(), "refusal": None}
-            choice: dict[str, Any] = {"index": one.index, "message": message, **self._rest(one, parser)}
-            choices.append(choice)
-        answer = {**self._head("chat.completion"), "choices": choices, "usage": usage([self._count])}
-        if output.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs_json(output.prompt_logprobs)
-        if self._body.return_token_ids:
-            answer["prompt_token_ids"] = output.prompt_token_ids
-        if self._body.explain_cache:
-            answer["cache"] = cache_report(output)
-        return answer
+    return _Prompt(turn.token_ids, keep, turn.report)
 
-    def of(self, number: int, output: RequestOutput) -> bytes:
-        self._add(output)
-        chunks = b""
-        for one in output.outputs:
-            parser = self._parsers.get(one.index)
-            if parser is None:
-                parser = self._parsers[one.index] = self._new_parser()
-                role = {"role": "assistant", "content": ""}
-                first = {"index": one.index, "delta": role, "logprobs": None, "finish_reason": None}
-                chunks += self._chunk(first)
-            delta = parser.push(one.text)
-            if one.finished:
-                delta += parser.finish()
-            rest = self._rest(one, parser)
-            *deltas, last = delta.to_json() or [{}]
-            for found in deltas:
-                chunks += self._chunk(
-                    {"index": one.index, "delta": found, "logprobs": None, "finish_reason": None}
-                )
-            if last or one.finished or rest["logprobs"] is not None or "token_ids" in rest:
-                chunk_end = self._body.explain_cache and output.finished
-                extra = {"cache": cache_report(output)} if chunk_end else {}
-                chunks += self._chunk({"index": one.index, "delta": last, **rest}, **extra)
-        return chunks
 
-    def end(self) -> bytes:
-        if not self._usage_at_end:
-            return DONE
-        last = {**self._head("chat.completion.chunk"), "choices": [], "usage": usage([self._count])}
-        return event(last) + DONE
+def template_variables(
+    request: Request, given: Mapping[str, Any] | None, effort: str | None
+) -> dict[str, Any]:
+    """Those that a request sets. What the template does not read is refused, or ignored and listed in the
+    answer's header where the server tolerates unknown fields.
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+    Args:
+        given: `chat_template_kwargs`.
+        effort: `reasoning_effort`, a variable of some templates.
 
-    def _chunk(self, choice: dict[str, Any], **extra: Any) -> bytes:
-        chunk: dict[str, Any] = {**self._head("chat.completion.chunk"), "choices": [choice], **extra}
-        if self._usage_always:
-            chunk["usage"] = usage([self._count])
-        elif self._usage_at_end:
-            chunk["usage"] = None
-        return event(chunk)
-
-    def _add(self, output: RequestOutput) -> None:
-        generated = self._count[2] + sum(len(one.token_ids) for one in output.outputs)
-        self._count = (self._count[0], output.num_cached_tokens, generated)
-
-    def _rest(self, one: CompletionOutput, parser: MessageParser) -> dict[str, Any]:
-        top = self._body.top_logprobs or 0
-        rest: dict[str, Any] = {
-            "logprobs": None if one.logprobs is None else chat_logprobs(one.logprobs, top),
-            "finish_reason": parser.finish_reason(one.finish_reason),
-            "stop_reason": one.stop_reason,
-        }
-        if self._body.return_token_ids:
-            rest["token_ids"] = one.token_ids
-        return rest
+    Raises:
+        InvalidParameterError, UnsupportedError: one that the template does not read.
+    """
+    template = context_of(request).model.template()
+    variables = {name: value for name, value in (given or {}).items() if name in template.variables}
+    unread = sorted((given or {}).keys() - variables.keys())
+    own = next((name for name in unread if name in OWN_VARIABLES), None)
+    if own is not None:
+        raise InvalidParameterError(
+            "chat_template_kwargs: this variable is set by Leafage itself", value=own, remedy="leave it out"
+        )
+    if unread and context_of(request).config.unknown_fields == "ignore":
+        note_ignored(request, [f"chat_template_kwargs.{name}" for name in unread])
+    elif unread:
+        raise InvalidParameterError(
+            "chat_template_kwargs: the model's chat template reads no such variable",
+            value=unread[0],
+            limit=", ".join(sorted(template.variables)) or "none at all",
+            remedy="leave it out",
+        )
+    if effort is not None and "reasoning_effort" in template.variables:
+        variables.setdefault("reasoning_effort", effort)
+    elif effort is not None and (effort != "none" or "enable_thinking" in template.variables):
+        remedy = "leave it out"
+        if "enable_thinking" in template.variables:
+            remedy = 'set chat_template_kwargs to {"enable_thinking": true} or false'
+        raise UnsupportedError(
+            "reasoning_effort: the model's chat template does not read it", value=effort, remedy=remedy
+        )
+    return variables

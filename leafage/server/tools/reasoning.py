@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from leafage.server.tools.parser import partial_suffix
 
 THINK_OPEN = "<think>"
@@ -78,6 +80,24 @@ class ReasoningSplitter:
             return ""
         text, self._buffer = self._buffer, ""
         return text
+
+
+def count_reasoning(pieces: Iterable[str], *, is_open: bool) -> int:
+    """How many tokens of an answer are reasoning, its tags included.
+
+    Args:
+        pieces: what each token adds to the text.
+        is_open: the prompt ends inside the tag.
+    """
+    splitter = ReasoningSplitter(is_open=is_open)
+    count, found = 0, is_open
+    for piece in pieces:
+        reasoning, rest = splitter.push(piece)
+        found = found or bool(reasoning)
+        if rest:
+            break
+        count += 1
+    return count if found else 0
 
 
 def opens_reasoning(prompt_end: str) -> bool:

@@ -36,7 +36,14 @@ class MessageParser:
     ) -> None:
         self._out = DeltaCollector(max_calls=max_calls, new_id=new_id)
         self._tools = tool_parser(names, self._out) if tool_parser is not None else None
+        self.splits_reasoning = splits_reasoning
+        self.starts_in_reasoning = starts_in_reasoning
         self._splitter = ReasoningSplitter(is_open=starts_in_reasoning) if splits_reasoning else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the message is the text as it is."""
+        return self._tools is None and self._splitter is None
 
     @property
     def has_calls(self) -> bool:
