@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from leafage.build import Build
     from leafage.engine.request_log import RequestLog
-    from leafage.server.context import Context
+    from leafage.server.context import Context, ServedModel
+    from leafage.server.tracing import Tracing
 
 CLOSE_SECONDS = 5.0
 """For the step that runs at the end."""
@@ -59,17 +60,20 @@ def serve(
     """
     given = flags if model is None else {"model": model, **flags}
     settings = Settings((EngineConfig, ServerConfig), given, os.environ, config)
+    from leafage.server.http_server import bind
+    from leafage.server.tracing import check_installed
+
     with settings.named():
         engine_config = EngineConfig(**settings.of(EngineConfig))
         server_config = ServerConfig(**settings.of(ServerConfig))
         if server_config.api_key_file is not None:
             keys = read_api_keys(server_config.api_key_file)
             server_config = replace(server_config, api_key=server_config.api_key + keys, api_key_file=None)
+        if server_config.otlp_traces_endpoint is not None:
+            check_installed()
         if server_config.request_log is not None:
             with _writing(server_config.request_log) as path:
                 path.open("ab").close()  # now, not when the model is loaded
-    from leafage.server.http_server import bind
-
     sockets = bind(server_config.host, server_config.port)
     url = _url(server_config.host, sockets[0].getsockname()[1])
     with settings.named():
@@ -171,9 +175,9 @@ def make_context(build: Build, config: ServerConfig) -> Context:
         kv_dtype=build.config.kv_dtype,
         fingerprint=_fingerprint(build),
     )
-    request_log = _open_request_log(build, config)
+    request_log, tracing = _open_request_log(build, config), _open_tracing(build, config, served)
     engine = AsyncEngine(build.engine, build.outputs, build.inputs)
-    return Context(config, served, engine, build.engine, build.metrics, request_log)
+    return Context(config, served, engine, build.engine, build.metrics, request_log, tracing)
 
 
 def _fingerprint(build: Build) -> str:
@@ -198,6 +202,14 @@ def _open_request_log(build: Build, config: ServerConfig) -> RequestLog | None:
             block_size=build.plan.block_size,
             plain_tenants=config.request_log_tenants == "plain",
         )
+
+
+def _open_tracing(build: Build, config: ServerConfig, served: ServedModel) -> Tracing | None:
+    from leafage.server.tracing import Tracing, otlp_exporter
+
+    if config.otlp_traces_endpoint is None:
+        return None
+    return Tracing(otlp_exporter(config.otlp_traces_endpoint), served.name, build.metrics)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -120,7 +120,11 @@ async def start(request: Request, requests: list[NewRequest], *, stream: bool) -
         ApiError: too many wait, a prompt is too long, or the server ends.
     """
     context = context_of(request)
-    with context.admission.submitting(requests):
+    tracing = context.tracing
+    with (
+        context.admission.submitting(requests),
+        nullcontext() if tracing is None else tracing.tracing(request.url.path, request.headers, requests),
+    ):
         answers = context.engine.submit(requests, stream=stream)
         try:
             num_tokens: list[int] | None = request.scope.get("leafage.num_tokens")
