@@ -140,6 +140,18 @@ class PrefixIndex(Protocol):
     def check(self) -> None: ...
 
 
+class BlockWatch(Protocol):
+    """Told what becomes of cached blocks. Steps are the scheduler's numbers."""
+
+    def evicted(self, published: int, idle_since: int) -> None:
+        """A block that was published and used last in these steps was given up."""
+        ...
+
+    def reused(self, idle_since: int) -> None:
+        """A block that nobody but the index had owned since that step has another owner."""
+        ...
+
+
 class KV(Protocol):
     """Which blocks hold which tokens, for whom: all that the scheduler asks of a KV manager.
 
