@@ -174,6 +174,7 @@ def make_context(build: Build, config: ServerConfig) -> Context:
         chat_format=chat_format,
         kv_dtype=build.config.kv_dtype,
         fingerprint=_fingerprint(build),
+        facts=_facts(build),
     )
     request_log, tracing = _open_request_log(build, config), _open_tracing(build, config, served)
     engine = AsyncEngine(build.engine, build.outputs, build.inputs)
@@ -188,6 +189,22 @@ def _fingerprint(build: Build) -> str:
     model = (build.model.path.name, build.model.file_bytes, build.model.architecture, template)
     digest = hashlib.sha256(repr((settings, model)).encode()).hexdigest()
     return f"fp_{digest[:16]}"
+
+
+def _facts(build: Build) -> dict[str, Any]:
+    """What the live page says of the engine, besides what it does."""
+    plan, config = build.plan, build.config
+    return {
+        "architecture": build.model.architecture,
+        "kernels": build.kernels,
+        "threads": build.threads,
+        "kv": config.kv,
+        "prefix_index": config.prefix_index if config.has_prefix_cache else "none",
+        "policy": config.policy,
+        "block_bytes": plan.block_bytes,
+        "num_swap_slots": plan.num_swap_slots,
+        "weight_bytes": plan.weight_bytes,
+    }
 
 
 def _open_request_log(build: Build, config: ServerConfig) -> RequestLog | None:

@@ -43,6 +43,9 @@ class ServerConfig:
     )
     docs: bool = _setting(True, "serve /docs and /openapi.json")
     live: bool = _setting(True, "serve the live page at /")
+    live_texts: str = _setting(
+        "auto", "its texts of prompts and answers: 'shown', 'hidden', or 'auto', shown to this machine alone"
+    )
     access_log: bool = _setting(False, "a line on stderr for each request")
     request_log: str | None = _setting(
         None, "file of requests' lengths, times and keyed hashes, no text; `leafage sim` replays it"
@@ -92,6 +95,10 @@ class ServerConfig:
         for name in ("docs", "live", "access_log"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} must be true or false", value=getattr(self, name))
+        if self.live_texts not in ("auto", "shown", "hidden"):
+            raise InvalidParameterError(
+                "unknown live_texts", value=self.live_texts, limit="auto, shown or hidden"
+            )
         if self.request_log is not None:
             _check_text("request_log", self.request_log)
         if self.otlp_traces_endpoint is not None:
