@@ -31,6 +31,24 @@ settings.register_profile("soak", max_examples=_SOAK_EXAMPLES, deadline=None, su
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs in as many processes as CPUs may be used, at most four; what is named, in one.
+
+    `-n` and `--pdb` say otherwise, and without xdist (`-p no:xdist`) there is one process.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one of those processes: it must not start others itself
+        return
+    from leafage.resources import available_cpus
+
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_asked = config.getoption("numprocesses", 0) is not None or config.getoption("usepdb", False)
+    num_workers = min(4, available_cpus())
+    if is_whole and num_workers > 1 and not is_asked:
+        config.option.numprocesses = num_workers
+        config.option.dist = "worksteal"  # each takes a run of neighbours, which share a model
+
+
 def real_model(alias: str, file_name: str) -> Path:
     """The file of a pulled model, else the one in LEAFAGE_TEST_MODELS; else skip.
 
