@@ -47,13 +47,16 @@ class Sequences:
         spread: float = 1.0,
         dtype: str = "bfloat16",
     ) -> Sequences:
+        def normal(*shape: int) -> np.ndarray:
+            return rng.standard_normal(shape, dtype=np.float32)
+
         def kv(length: int, spread: float) -> np.ndarray:
-            return to_bf16(rng.standard_normal((length, num_kv_heads, head_dim)) * spread)
+            return to_bf16(normal(length, num_kv_heads, head_dim) * np.float32(spread))
 
         return cls(
             [kv(n, spread) for n in lengths],
             [kv(n, 1.0) for n in lengths],
-            [rng.standard_normal((n, num_heads * head_dim)).astype(np.float32) for n in lengths],
+            [normal(n, num_heads * head_dim) for n in lengths],
             num_kv_heads,
             head_dim,
             dtype,

@@ -216,17 +216,24 @@ GRAFTS = {
 }
 
 
+@lru_cache(maxsize=1)  # all variants in turn are asked for the same
+def grafted(
+    shape: str, grafts: tuple[tuple[int, int, int], ...]
+) -> tuple[Sequences, PagedLayer, list[np.ndarray]]:
+    count = max(item for item, _, _ in grafts) + 2
+    sequences = make(shape, [770 + 37 * i % 300 for i in range(count)])
+    layer, tables = sequences.paged(16, None, 0.0)
+    for item, source, tokens in sorted(grafts, key=lambda graft: graft[0] in {6}, reverse=True):
+        tables[item] = np.concatenate([tables[source][: tokens // 16], tables[item][tokens // 16 :]])
+    return sequences, layer, tables
+
+
 def check_grafted(
     variant: str, shape: str, grafts: list[tuple[int, int, int]], threads: list[int], shared_bytes: int = 0
 ) -> None:
     """Decode rows of all sequences and a few rows of a prompt: the same bits together and alone."""
-    count = max(item for item, _, _ in grafts) + 2
-    lengths = [770 + 37 * i % 300 for i in range(count)]
-    sequences = make(shape, lengths)
-    layer, tables = sequences.paged(16, None, 0.0)
-    for item, source, tokens in sorted(grafts, key=lambda graft: graft[0] in {6}, reverse=True):
-        tables[item] = np.concatenate([tables[source][: tokens // 16], tables[item][tokens // 16 :]])
-    pieces = [(i, length - 1, length) for i, length in enumerate(lengths)]
+    sequences, layer, tables = grafted(shape, tuple(grafts))
+    pieces = [(i, len(q) - 1, len(q)) for i, q in enumerate(sequences.q)]
     pieces.insert(3, (0, 700, 720))  # rows of a prompt take no part
 
     def run(some: list[tuple[int, int, int]], **options: int) -> np.ndarray:
