@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -61,7 +62,9 @@ def started(*words: str, **environment: str) -> Iterator[Process]:
     environment = {name: v for name, v in os.environ.items() if name != "LEAFAGE_MODEL"} | environment
     if "--port" not in words and "LEAFAGE_PORT" not in environment:
         command += ["--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    # Elsewhere than in the checkout: there Python would take its package, which has no kernels, for the installed one.
+    elsewhere = tempfile.gettempdir()
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=elsewhere)
     server = Process(process)
     assert process.stderr is not None
     reader = threading.Thread(target=server.said.extend, args=(process.stderr,), daemon=True)
