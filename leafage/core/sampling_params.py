@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ MAX_LOGPROBS = 20
 MAX_SEQUENCES = 1024
 MAX_BEAM_WIDTH = 64
 MAX_BEAM_CANDIDATES = 1024
+MAX_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class SamplingParams:
         _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
         if self.top_k == -1:  # vLLM's spelling of "all"
             object.__setattr__(self, "top_k", 0)
-        _check_int("top_k", self.top_k, 0, None)
+        _check_int("top_k", self.top_k, 0, MAX_TOP_K)
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -188,7 +188,7 @@ def _check_int(name: str, value: object, low: int, high: int | None) -> None:
 def _check_float(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidParameterError(f"{name} must be a number", value=repr(value))
-    if not math.isfinite(value) or value > high or value < low or (low_open and value == low):
+    if not low <= value <= high or (low_open and value == low):  # NaN neither
         opening = "above" if low_open else "from"
         raise InvalidParameterError(
             f"{name} is out of range", value=value, limit=f"{opening} {low} to {high}"

@@ -202,6 +202,11 @@ class AsyncEngine:
         """Seconds that the engine's thread has been at one step, see `EngineThread.step_age`."""
         return self._thread.step_age
 
+    @property
+    def num_submitted(self) -> int:
+        """Requests that were submitted and that the engine has yet to see."""
+        return self._thread.num_submitted
+
     def _sink(self, answers: Answers, number: int, output: RequestOutput) -> None:
         self._arrived.append((answers, number, output))
 

@@ -46,6 +46,7 @@ class EngineThread:
         self._closing = False
         self._dead: Exception | None = None
         self._busy_since: float | None = None
+        self._num_submitted = self._num_taken = 0
         self._thread = threading.Thread(target=self._run, name="leafage-engine", daemon=True)
         self._thread.start()
 
@@ -54,6 +55,8 @@ class EngineThread:
 
         The future is done when they are accepted; else it has the error of the first that was refused.
         """
+        with self._wake:
+            self._num_submitted += len(requests)
         return self.call(lambda: self._add(requests, sinks, stream))
 
     def abort(self, request_ids: list[str]) -> Future[None]:
@@ -141,6 +144,11 @@ class EngineThread:
         since = self._busy_since
         return 0.0 if since is None else max(time.monotonic() - since, 0.0)
 
+    @property
+    def num_submitted(self) -> int:
+        """Requests that were submitted and that the engine has yet to see."""
+        return self._num_submitted - self._num_taken
+
     def _run(self) -> None:
         self._times.start()
         try:
@@ -204,6 +212,8 @@ class EngineThread:
             for request_id in added:
                 self._engine.abort(request_id)
             raise
+        finally:
+            self._num_taken += len(requests)
         for new, request, sink in zip(requests, accepted, sinks, strict=True):
             self._outputs.add(request, new.prompt, sink, stream=stream)
 

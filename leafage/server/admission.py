@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from leafage.engine.inputs import NewRequest
@@ -30,22 +29,30 @@ class Admission:
 
     A request waits when the engine has not begun it. Those that have just come need not wait: as long as the
     last step left nobody waiting, as many as there are free places run in the next one. They do not count.
+
+    Args:
+        num_submitted: tells of requests on their way to the engine.
+        rejections: where those that are turned away are counted.
     """
 
     def __init__(
-        self, config: ServerConfig, engine: Engine, metrics: EngineMetrics, rejections: dict[str, int]
+        self,
+        config: ServerConfig,
+        engine: Engine,
+        metrics: EngineMetrics,
+        num_submitted: Callable[[], int],
+        rejections: dict[str, int],
     ) -> None:
         self._max_queue = config.max_queue
         self._max_prompt_len = config.max_prompt_len
         self._scheduler = engine.scheduler
         self._metrics = metrics
         self._rejections = rejections
-        self._num_unaccepted = 0
+        self._num_submitted = num_submitted
         self._ended: deque[tuple[float, int]] = deque(maxlen=256)
 
-    @contextmanager
-    def submitting(self, requests: Sequence[NewRequest]) -> Iterator[None]:
-        """Around the submission of requests, until the engine has taken them.
+    def check(self, requests: Sequence[NewRequest]) -> None:
+        """Before requests are submitted.
 
         Raises:
             ApiError: 429, the queue is full.
@@ -53,15 +60,10 @@ class Admission:
         """
         self._check_sizes(requests)
         self.check_queue(len(requests))
-        self._num_unaccepted += len(requests)
-        try:
-            yield
-        finally:
-            self._num_unaccepted -= len(requests)
 
     def check_queue(self, num_requests: int = 1) -> None:
         """Raises ApiError 429 when so many more would be too many."""
-        num_waiting = self._scheduler.num_waiting + self._num_unaccepted
+        num_waiting = self._scheduler.num_waiting + self._num_submitted()
         if num_waiting + num_requests <= self._max_queue:
             return
         if num_waiting + num_requests > self._max_queue + self._num_free_places():

@@ -43,17 +43,11 @@ class ServerConfig:
     )
     docs: bool = _setting(True, "serve /docs and /openapi.json")
     live: bool = _setting(True, "serve the live page at /")
-    live_texts: str = _setting(
-        "auto", "its texts of prompts and answers: 'shown', 'hidden', or 'auto', shown to this machine alone"
-    )
     access_log: bool = _setting(False, "a line on stderr for each request")
     request_log: str | None = _setting(
         None, "file of requests' lengths, times and keyed hashes, no text; `leafage sim` replays it"
     )
     request_log_tenants: str = _setting("hashed", "how tenants are written there: 'hashed' or 'plain'")
-    otlp_traces_endpoint: str | None = _setting(
-        None, "send OpenTelemetry traces there, http://HOST:4318/v1/traces"
-    )
     unknown_fields: str = _setting(
         "refuse", "fields of a request that nobody knows: 'refuse', or 'ignore' and name them in a header"
     )
@@ -68,7 +62,7 @@ class ServerConfig:
     )
     max_queue: int = _limit(1024, "most requests that wait; more get 429")
     max_prompt_len: int | None = _limit(None, "most tokens of a prompt; default: what --max-model-len leaves")
-    max_body_bytes: int = _limit(16 << 20, "largest request body; default: 16MiB")
+    max_body_bytes: int = _limit(4 << 20, "largest request body; default: 4MiB")
     rate_limit: float | None = _limit(None, "requests a minute of each API key; more get 429")
     request_timeout: float | None = _limit(None, "seconds after which a request ends with an error")
     send_timeout: float = _limit(60.0, "seconds that a client may take nothing, or send half a request")
@@ -95,20 +89,8 @@ class ServerConfig:
         for name in ("docs", "live", "access_log"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} must be true or false", value=getattr(self, name))
-        if self.live_texts not in ("auto", "shown", "hidden"):
-            raise InvalidParameterError(
-                "unknown live_texts", value=self.live_texts, limit="auto, shown or hidden"
-            )
         if self.request_log is not None:
             _check_text("request_log", self.request_log)
-        if self.otlp_traces_endpoint is not None:
-            _check_text("otlp_traces_endpoint", self.otlp_traces_endpoint)
-            if not self.otlp_traces_endpoint.startswith(("http://", "https://")):
-                raise InvalidParameterError(
-                    "otlp_traces_endpoint must be a URL",
-                    value=self.otlp_traces_endpoint,
-                    remedy="write it as http://HOST:4318/v1/traces",
-                )
         if self.request_log_tenants not in ("hashed", "plain"):
             raise InvalidParameterError(
                 "unknown request_log_tenants", value=self.request_log_tenants, limit="hashed or plain"

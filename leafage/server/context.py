@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from leafage.engine.engine import Engine
     from leafage.engine.metrics import EngineMetrics
     from leafage.engine.request_log import RequestLog
-    from leafage.server.tracing import Tracing
 
 
 NUM_ENCODERS = 2
@@ -86,7 +85,6 @@ class Context:
         core: the engine itself, to be looked at in `engine.call` only.
         metrics: its counters; the same.
         request_log: where requests are noted when they end.
-        tracing: makes OpenTelemetry spans of requests.
         lifecycle: whether requests are taken, and which are to be answered.
         admission: whether the engine is given one more.
         encoders: threads that encode long texts.
@@ -102,7 +100,6 @@ class Context:
     core: Engine
     metrics: EngineMetrics
     request_log: RequestLog | None = None
-    tracing: Tracing | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     admission: Admission = field(init=False)
     encoders: ThreadPoolExecutor = field(init=False)
@@ -114,7 +111,10 @@ class Context:
     )
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.config, self.core, self.metrics, self.rejections)
+        engine = self.engine
+        self.admission = Admission(
+            self.config, self.core, self.metrics, lambda: engine.num_submitted, self.rejections
+        )
         self.encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="leafage-encode")
         log = self.request_log
         self.exposition = Exposition(
@@ -134,8 +134,6 @@ class Context:
         self.encoders.shutdown(wait=False, cancel_futures=True)
         if self.request_log is not None:
             self.request_log.close()
-        if self.tracing is not None:
-            self.tracing.close()
 
 
 def context_of(request: Request) -> Context:

@@ -26,6 +26,9 @@ from leafage.server.lifecycle import Lifecycle
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers."""
+MAX_DISCARDED_BYTES = 1 << 20
+LINGER_SECONDS = 2.0
+"""For the rest of what is no request."""
 FLUSH_SECONDS = 5
 """For the last bytes of answers, once the server has drained."""
 # Of clients whose machine vanished: the kernel asks after a minute, and gives up half a minute later.
@@ -180,6 +183,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._num_head_bytes = 0
         self._head_too_large = False
+        self._discarding = 0  # bytes
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
@@ -195,12 +199,17 @@ class Protocol(HttpToolsProtocol):
         self._reading = self.loop.call_later(self._timeout, self._stalled)
 
     def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            self._discarding -= len(data)
+            if self._discarding <= 0:
+                self.transport.abort()
+            return
         super().data_received(data)
         if self._in_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse(_HEAD_TOO_LARGE)
-        if self._in_head and self._reading is not None:
+        if self._discarding or (self._in_head and self._reading is not None):
             return  # a head has its time from its first byte
         if self._reading is not None:
             self._reading.cancel()
@@ -249,7 +258,7 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer what is no request, unless an answer has begun, and close."""
         self._in_head = self._in_body = False
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._discarding:
             return
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
@@ -261,13 +270,21 @@ class Protocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
-        self._watch_writing()
+        self.transport.write_eof()
+        # What arrived after the end would make the client's system throw the answer away.
+        self._discarding = MAX_DISCARDED_BYTES
+        if self._reading is not None:
+            self._reading.cancel()
+        self._reading = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     # -- what goes out ---------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
         self._watch_writing()
 
     def on_response_complete(self) -> None:
@@ -282,14 +299,17 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _watch_writing(self) -> None:
+        """Look in a while whether the client has taken something of what is written. Nobody writes more where
+        that matters: while writing is paused, and at the end of an answer."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
         num_bytes = self.transport.get_write_buffer_size()
-        if num_bytes and self._writing is None:
+        if num_bytes:
             self._writing = self.loop.call_later(self._timeout, self._look, num_bytes)
 
     def _look(self, num_before: int) -> None:
-        self._writing = None
-        num_bytes = self.transport.get_write_buffer_size()
-        if num_bytes and num_bytes >= num_before:
+        if self.transport.get_write_buffer_size() >= num_before:
             self.transport.abort()  # the route is told as if the client had left
         else:
             self._watch_writing()

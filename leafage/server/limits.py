@@ -22,6 +22,8 @@ OPEN_PATHS = ("/", "/docs", "/openapi.json")
 """Need no key, nor do those below /health and /live/static: they tell nothing about requests."""
 OPEN_PREFIXES = ("/health", "/live/static/")
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+DISCARDED_BYTES = 64 << 20
+"""Of the body of a request that was refused, at most."""
 
 
 class TokenBucket:
@@ -89,13 +91,15 @@ class Limits:
         try:
             self._check(scope)
         except ApiError as error:
+            if _closes(scope, error):
+                await _discard(receive)
             await error_response(error)(scope, receive, send)
             return
         if scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
         with self._context.lifecycle.answering():
-            await self.app(scope, self._bounded(receive), send)
+            await self.app(scope, self._bounded(scope, receive), send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -130,7 +134,7 @@ class Limits:
             )
             raise self._reject("rate_limit", error)
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
         left = self._context.config.max_body_bytes
 
         async def bounded() -> Message:
@@ -138,7 +142,10 @@ class Limits:
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise self._too_large(None)
+                error = self._too_large(None)
+                if message.get("more_body") and _closes(scope, error):
+                    await _discard(receive)
+                raise error
             return message
 
         return bounded
@@ -218,6 +225,26 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _closes(scope: Scope, error: ApiError) -> bool:
+    """Whether the connection ends with the answer to a request whose body may still be on its way. Where it
+    arrives after the end, the client's system may throw away the answer."""
+    headers = Headers(scope=scope)
+    has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    if not has_body or "expect" in headers:  # who expects a word first has sent nothing
+        return False
+    wanted = (headers.get("connection", "") + error.headers.get("Connection", "")).lower()
+    return "close" in wanted or scope.get("http_version") == "1.0"
+
+
+async def _discard(receive: Receive) -> None:
+    left = DISCARDED_BYTES
+    while left > 0:
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if not message.get("more_body"):
+            return
 
 
 def _unauthorized(headers: Headers) -> ApiError:

@@ -138,19 +138,18 @@ class Conversation:
 def digests_of(messages: Sequence[Message], form: object) -> list[bytes]:
     """Digests of the first 0, 1, 2... messages, under a form.
 
+    Whitespace around an answer of the assistant does not count, nor do fields that clients drop from answers
+    or add to them.
+
     Args:
         form: what the template writes besides the messages, as JSON: tools, variables.
     """
-    digests = [hashlib.sha256(_canonical(form)).digest()]
+    state = hashlib.sha256(_canonical(form))
+    digests = [state.digest()]
     for message in messages:
-        digests.append(next_digest(digests[-1], message))
+        state.update(_canonical(_told(message)))
+        digests.append(state.copy().digest())
     return digests
-
-
-def next_digest(digest: bytes, message: Message) -> bytes:
-    """With one message more. Of the assistant's answers whitespace around the content does not count, nor do
-    fields that clients drop from them or add to them."""
-    return hashlib.sha256(digest + _canonical(_told(message))).digest()
 
 
 def _told(message: Message) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def _told(message: Message) -> dict[str, Any]:
 
 
 def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def continued(

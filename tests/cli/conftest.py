@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.conftest import tiny_folder  # noqa: F401 (a fixture)
+
 Result = subprocess.CompletedProcess[str]
 
 

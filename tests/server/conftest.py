@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +26,16 @@ TINY_TEMPLATE = (
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The application behind a real socket; gives its URL."""
+def serving(app: FastAPI, *, send_buffer: int | None = None) -> Iterator[str]:
+    """The application behind a real socket; gives its URL. `send_buffer`: bytes that the kernel keeps for a
+    client that does not read."""
     from leafage.server.http_server import HttpServer, bind
 
     context = app.state.context
     started = threading.Event()
     sockets = bind("127.0.0.1", 0)
+    if send_buffer is not None:  # connections inherit it
+        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = sockets[0].getsockname()[1]
     server = HttpServer(app, context.config, context.lifecycle, on_ready=started.set)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
@@ -83,6 +88,40 @@ def tiny_build(assets: Assets, **settings: Any) -> Build:
 
     config = EngineConfig(model="tiny", **{"threads": 1, "kv_cache_tokens": 4096, "seed": 1, **settings})
     return assemble(config, assets)
+
+
+@contextmanager
+def tiny_server(
+    assets: Assets, engine: dict[str, Any] | None = None, *, send_buffer: int | None = None, **settings: Any
+) -> Iterator[tuple[Context, int]]:
+    """A server of its own over the tiny model, and its port; `engine` are EngineConfig's settings."""
+    from leafage.server.app import create_app
+
+    build = tiny_build(assets, **(engine or {}))
+    with (
+        context_over(build, **settings) as context,
+        serving(create_app(context), send_buffer=send_buffer) as url,
+    ):
+        yield context, int(url.rpartition(":")[2])
+
+
+def slow_down(context: Context, patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Make each step take so much longer."""
+    execute = context.core.executor.execute
+
+    def slowly(batch: Any) -> Any:
+        time.sleep(seconds)
+        return execute(batch)
+
+    patch.setattr(context.core.executor, "execute", slowly)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for it."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module")

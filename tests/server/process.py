@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -42,6 +43,12 @@ class Process:
     @property
     def num_files(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes it has had at most."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
     def wait_for(self, words: str, seconds: float = 30.0) -> None:
         end = time.monotonic() + seconds

@@ -1,1 +1,0 @@
-"""The live page: what the engine is doing now."""
