@@ -69,7 +69,7 @@ def started(*words: str, **environment: str) -> Iterator[Process]:
     environment = {name: v for name, v in os.environ.items() if name != "LEAFAGE_MODEL"} | environment
     if "--port" not in words and "LEAFAGE_PORT" not in environment:
         command += ["--port", "0"]
-    # Elsewhere than in the checkout: there Python would take its package, which has no kernels, for the installed one.
+    # Not in the checkout: Python would take its package, which has no kernels, for the installed one.
     elsewhere = tempfile.gettempdir()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=elsewhere)
     server = Process(process)
