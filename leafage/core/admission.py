@@ -291,7 +291,7 @@ class Admission:
             for seq in request.live:
                 self.counters.recompute_hits += seq.num_computed
                 self.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
-        else:
+        elif request.num_cached is None:  # else it was told: this is a start after a failed step
             request.num_cached = request.sequences[0].num_computed
             if request.params.prompt_logprobs is None:
                 note_miss(self.kv, request)

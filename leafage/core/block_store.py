@@ -8,7 +8,7 @@ from leafage.core.batch import Copy
 from leafage.core.block_pool import BlockPool
 from leafage.core.counters import KVCounters
 from leafage.core.prefix_index import Key, Node
-from leafage.core.protocols import PrefixIndex
+from leafage.core.protocols import BlockWatch, PrefixIndex
 
 
 class BlockStore:
@@ -20,6 +20,7 @@ class BlockStore:
     Attributes:
         pinned: how many pins hold each pinned block, all together as one owner. The index owns it, too.
         num_only_pinned: pinned blocks that nothing else but the index owns.
+        watch: told what becomes of cached blocks.
     """
 
     def __init__(self, pool: BlockPool, index: PrefixIndex) -> None:
@@ -30,6 +31,9 @@ class BlockStore:
         self.in_step = False
         self.pinned: Counter[int] = Counter()
         self.num_only_pinned = 0
+        self.watch: BlockWatch | None = None
+        self._published = [0] * pool.num_blocks  # of each block that the index has, the step of it
+        self._idle_since = [0] * pool.num_blocks  # and the last one in which its last other owner left
         self._pending: list[Node] = []
         self._nodes: list[Node | None] = [None] * pool.num_blocks
         self._step = 0
@@ -58,6 +62,8 @@ class BlockStore:
     def evict(self) -> None:
         """The index drops what was used least recently; its blocks are free."""
         for node in self.index.evict():
+            if self.watch is not None:
+                self.watch.evicted(self._published[node.block], self._idle_since[node.block])
             self._nodes[node.block] = None
             self.pool.drop(node.block)
             self.counters.evicted_blocks += 1
@@ -69,6 +75,8 @@ class BlockStore:
             node = self._nodes[block]
             if node is not None:
                 self.index.set_held(node)
+                if self.watch is not None:
+                    self.watch.reused(self._idle_since[block])
         elif count == 3 and block in self.pinned:
             self.num_only_pinned -= 1
 
@@ -79,6 +87,7 @@ class BlockStore:
             node = self._nodes[block]
             if node is not None:
                 self.index.set_idle(node, self._step)
+                self._idle_since[block] = self._step
         elif count == 2 and block in self.pinned:
             self.num_only_pinned += 1
 
@@ -120,6 +129,7 @@ class BlockStore:
             self._pending.append(node)
         self.pool.hold(block)
         self._nodes[block] = node
+        self._published[block] = self._step
         return node
 
     def forget(self, top: Node) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from leafage.core.batch import Copy
+from leafage.core.block_map import paged_block_map
 from leafage.core.block_pool import BlockPool
 from leafage.core.block_store import BlockStore
 from leafage.core.claims import Claims
@@ -154,6 +155,14 @@ class KVManager:
     def advance_usage(self, usage: Usage, num_written: int, grown: list[tuple[Request, Sequence]]) -> None:
         """The same one decode step later, see `advance_paged_usage`."""
         advance_paged_usage(self, usage, num_written, grown)
+
+    def block_map(self) -> bytes:
+        """What each block is for, a letter each, see `core.block_map`."""
+        return paged_block_map(self.store)
+
+    def node_at(self, block: int) -> Node | None:
+        """The index node whose K/V the block holds."""
+        return self.store.node_of(block)
 
     def reset_prefix_cache(self) -> int:
         """Evict everything that only the index holds; returns how many blocks that freed."""

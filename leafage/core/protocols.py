@@ -76,6 +76,8 @@ class PrefixIndex(Protocol):
     can be evicted leaves first. Implementations: RadixTree, HashChain, NoIndex.
     """
 
+    block_size: int
+    """Tokens per block."""
     watch: PrefixWatch | None
     """Told of the nodes that come and go."""
 
@@ -140,6 +142,18 @@ class PrefixIndex(Protocol):
     def check(self) -> None: ...
 
 
+class BlockWatch(Protocol):
+    """Told what becomes of cached blocks. Steps are the scheduler's numbers."""
+
+    def evicted(self, published: int, idle_since: int) -> None:
+        """A block that was published and used last in these steps was given up."""
+        ...
+
+    def reused(self, idle_since: int) -> None:
+        """A block that nobody but the index had owned since that step has another owner."""
+        ...
+
+
 class KV(Protocol):
     """Which blocks hold which tokens, for whom: all that the scheduler asks of a KV manager.
 
@@ -172,6 +186,8 @@ class KV(Protocol):
     @property
     def copies(self) -> list[Copy]: ...
     def attached(self) -> Iterable[Sequence]: ...
+    def block_map(self) -> bytes: ...
+    def node_at(self, block: int) -> Node | None: ...
     def node_of(self, seq: Sequence) -> Node: ...
     def blocks_for(self, num_tokens: int) -> int: ...
     def longest_output(self, num_prompt_tokens: int, n: int) -> int: ...

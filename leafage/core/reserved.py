@@ -24,6 +24,7 @@ from copy import deepcopy
 
 from leafage.core.arena import ARENAS, Arena
 from leafage.core.batch import Copy
+from leafage.core.block_map import reserved_block_map
 from leafage.core.counters import KVCounters
 from leafage.core.pins import Pins
 from leafage.core.prefix_index import OUTSIDE, Node, NoIndex
@@ -186,6 +187,14 @@ class ReservedKVManager:
         usage.stored += num_written
         usage.reservation -= num_written
         usage.duplicates = self._duplicates.num_blocks * self.block_size
+
+    def block_map(self) -> bytes:
+        """What each block is for, a letter each, see `core.block_map`."""
+        return reserved_block_map(self.num_blocks, self._arena.free_runs(), self.attached())
+
+    def node_at(self, block: int) -> Node | None:
+        """There is no index."""
+        return None
 
     def reset_prefix_cache(self) -> int:
         """There is none: frees 0 blocks."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from leafage.engine.metrics import RequestMetrics
 
 # Upper bounds in seconds and tokens: vLLM's, so that its dashboards and alerts find theirs, and smaller ones
-# before them for models that answer faster than its first bucket.
+# before them for models that answer faster than its first bucket, or larger ones behind.
 FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
@@ -25,6 +26,10 @@ TOKEN_SECONDS = (
 REQUEST_SECONDS = (
     0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+BLOCK_SECONDS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
+    600.0, 1200.0, 1800.0, 3600.0, 21600.0, 86400.0,
 )  # fmt: skip
 REQUEST_TOKENS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in (1, 2, 5))
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -58,6 +63,10 @@ class Histogram:
         return twin
 
 
+def _block_seconds() -> Histogram:
+    return Histogram(BLOCK_SECONDS)
+
+
 def _seconds() -> Histogram:
     return Histogram(REQUEST_SECONDS)
 
@@ -75,6 +84,9 @@ class Histograms:
         prefill_time, decode_time, inference_time: from there to the first token; from the first token to the
             last; both together.
         step_tokens: prompt tokens computed and tokens drawn, step by step.
+        block_lifetime, block_idle_before_evict: of cached blocks that were given up for others: since they
+            were published, and since they were used last.
+        block_reuse_gap: how long cached blocks that are used again had been unused.
         num_prompt_tokens: of requests that drew a first token, cached ones too.
         num_cached_tokens: those of them that were in the cache.
     """
@@ -90,6 +102,9 @@ class Histograms:
     prompt_tokens: Histogram = field(default_factory=lambda: Histogram(REQUEST_TOKENS))
     generation_tokens: Histogram = field(default_factory=lambda: Histogram(REQUEST_TOKENS))
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
+    block_lifetime: Histogram = field(default_factory=_block_seconds)
+    block_idle_before_evict: Histogram = field(default_factory=_block_seconds)
+    block_reuse_gap: Histogram = field(default_factory=_block_seconds)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
 
@@ -123,3 +138,36 @@ class Histograms:
         ):
             if seconds is not None:
                 histogram.observe(seconds)
+
+
+class BlockAges:
+    """Fills in the histograms of blocks (`core.protocols.BlockWatch`). The core counts in steps; here they
+    get times, that of a step's beginning.
+
+    Args:
+        histograms: to fill in.
+        now: seconds.
+        num_steps: how many steps back are known; what is older counts as that old.
+    """
+
+    def __init__(self, histograms: Histograms, now: Callable[[], float], num_steps: int = 1 << 16) -> None:
+        self._histograms = histograms
+        self._now = now
+        self._step = 0
+        self._began = array("d", bytes(8 * num_steps))
+
+    def begin(self, step: int, now: float) -> None:
+        """The steps go on with this one."""
+        self._step = step
+        self._began[step % len(self._began)] = now
+
+    def evicted(self, published: int, idle_since: int) -> None:
+        self._histograms.block_lifetime.observe(self._age(published))
+        self._histograms.block_idle_before_evict.observe(self._age(idle_since))
+
+    def reused(self, idle_since: int) -> None:
+        self._histograms.block_reuse_gap.observe(self._age(idle_since))
+
+    def _age(self, step: int) -> float:
+        oldest = max(self._step - len(self._began) + 1, 1)
+        return self._now() - self._began[max(step, oldest) % len(self._began)]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leafage.core.batch import Batch
+from leafage.core.kv_manager import KVManager
 from leafage.core.protocols import Clock
 from leafage.core.request import Delta, FinishKind, Request, RequestStatus
 from leafage.core.usage import KINDS, Usage, UsageSeconds
-from leafage.engine.histograms import Histograms
+from leafage.engine.histograms import BlockAges, Histograms
 
 if TYPE_CHECKING:
     from leafage.core.scheduler import Scheduler
@@ -96,7 +97,7 @@ class EngineMetrics:
         usage_seconds: the KV cache during steps, each counted as it was while its batch ran.
         on_finished: told of each request that ended, with its times. What it raises is counted and goes no
             further.
-        histograms: filled in where somebody put them, as the server does. Not during a fast-forward.
+        histograms: None until `keep_histograms`.
         num_errors: how often `on_finished` raised.
     """
 
@@ -114,8 +115,17 @@ class EngineMetrics:
         self.num_left_waiting = 0
         self._live: dict[str, tuple[Request, RequestMetrics]] = {}
         self._unscheduled: set[str] = set()
+        self._ages: BlockAges | None = None
         self._num_tokens = 0  # of all steps so far
         self._step_began = 0.0
+
+    def keep_histograms(self) -> Histograms:
+        """Fill in histograms from now on, as the server wants them. A fast-forward is not in them."""
+        if self.histograms is None:
+            self.histograms = Histograms()
+            if self._scheduler is not None and isinstance(self._scheduler.kv, KVManager):
+                self._ages = self._scheduler.kv.store.watch = BlockAges(self.histograms, self.clock.now)
+        return self.histograms
 
     def of(self, request_id: str) -> RequestMetrics:
         """Times of a request that has not ended; a fresh record when it is unknown."""
@@ -142,6 +152,8 @@ class EngineMetrics:
                     self._unscheduled.discard(item.request_id)
                     self._live[item.request_id][1].first_scheduled_time = now
         if self._scheduler is not None:
+            if self._ages is not None:
+                self._ages.begin(self._scheduler.step, now)
             roster = self._scheduler.roster
             self._usage = self._scheduler.kv.usage(roster.running)
             self._num_seqs = roster.num_seqs

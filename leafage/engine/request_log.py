@@ -55,7 +55,7 @@ HASH_BYTES = 8
 MAX_BLOCK_SIZE = 256
 MAX_UNWRITTEN = 10_000
 """Lines that wait for a slow disk; more are lost."""
-CLOSE_TIMEOUT = 5.0
+CLOSE_TIMEOUT = 1.0
 """Seconds that the end waits for a disk that hangs."""
 
 

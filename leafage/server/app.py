@@ -22,7 +22,7 @@ from leafage.server.errors import ApiError, error_response
 from leafage.server.generation import ClientLeft
 from leafage.server.http_counters import CountRequests
 from leafage.server.limits import Limits
-from leafage.server.routes import chat, completions, health, metrics, models, refused, tokens
+from leafage.server.routes import chat, completions, health, live, metrics, models, refused, tokens
 
 _log = logging.getLogger("leafage.server")
 
@@ -40,6 +40,8 @@ def create_app(context: Context) -> FastAPI:
     app.state.context = context
     for routes in (chat, completions, tokens, models, health, metrics, refused):
         app.include_router(routes.router)
+    if context.config.live:
+        app.include_router(live.router)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(LeafageError, _refuse)
     app.add_exception_handler(ClientLeft, _client_left)

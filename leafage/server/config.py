@@ -43,11 +43,17 @@ class ServerConfig:
     )
     docs: bool = _setting(True, "serve /docs and /openapi.json")
     live: bool = _setting(True, "serve the live page at /")
+    live_texts: str = _setting(
+        "auto", "its texts of prompts and answers: 'shown', 'hidden', or 'auto', shown to this machine alone"
+    )
     access_log: bool = _setting(False, "a line on stderr for each request")
     request_log: str | None = _setting(
         None, "file of requests' lengths, times and keyed hashes, no text; `leafage sim` replays it"
     )
     request_log_tenants: str = _setting("hashed", "how tenants are written there: 'hashed' or 'plain'")
+    otlp_traces_endpoint: str | None = _setting(
+        None, "send OpenTelemetry traces there, http://HOST:4318/v1/traces"
+    )
     unknown_fields: str = _setting(
         "refuse", "fields of a request that nobody knows: 'refuse', or 'ignore' and name them in a header"
     )
@@ -89,8 +95,20 @@ class ServerConfig:
         for name in ("docs", "live", "access_log"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} must be true or false", value=getattr(self, name))
+        if self.live_texts not in ("auto", "shown", "hidden"):
+            raise InvalidParameterError(
+                "unknown live_texts", value=self.live_texts, limit="auto, shown or hidden"
+            )
         if self.request_log is not None:
             _check_text("request_log", self.request_log)
+        if self.otlp_traces_endpoint is not None:
+            _check_text("otlp_traces_endpoint", self.otlp_traces_endpoint)
+            if not self.otlp_traces_endpoint.startswith(("http://", "https://")):
+                raise InvalidParameterError(
+                    "otlp_traces_endpoint must be a URL",
+                    value=self.otlp_traces_endpoint,
+                    remedy="write it as http://HOST:4318/v1/traces",
+                )
         if self.request_log_tenants not in ("hashed", "plain"):
             raise InvalidParameterError(
                 "unknown request_log_tenants", value=self.request_log_tenants, limit="hashed or plain"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from leafage.engine.engine import Engine
     from leafage.engine.metrics import EngineMetrics
     from leafage.engine.request_log import RequestLog
+    from leafage.server.tracing import Tracing
 
 
 NUM_ENCODERS = 2
@@ -85,6 +86,7 @@ class Context:
         core: the engine itself, to be looked at in `engine.call` only.
         metrics: its counters; the same.
         request_log: where requests are noted when they end.
+        tracing: makes OpenTelemetry spans of requests.
         lifecycle: whether requests are taken, and which are to be answered.
         admission: whether the engine is given one more.
         encoders: threads that encode long texts.
@@ -100,6 +102,7 @@ class Context:
     core: Engine
     metrics: EngineMetrics
     request_log: RequestLog | None = None
+    tracing: Tracing | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     admission: Admission = field(init=False)
     encoders: ThreadPoolExecutor = field(init=False)
@@ -134,6 +137,8 @@ class Context:
         self.encoders.shutdown(wait=False, cancel_futures=True)
         if self.request_log is not None:
             self.request_log.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 def context_of(request: Request) -> Context:

@@ -11,15 +11,16 @@ from starlette.requests import Request
 
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine.output import CompletionOutput
-from leafage.errors import TemplateError
+from leafage.errors import LeafageError
 from leafage.server.protocol.answers import SessionReport
-from leafage.server.sessions import Conversation, Turn, continued, digests_of
+from leafage.server.sessions import Conversation, Turn, continued, digests_of, next_digest
 from leafage.server.tools.chat_format import ChatFormat
 from leafage.server.tools.request import ToolUse
 from leafage.text.chat_template import CUT, encode_chat, encode_chat_rest
 from leafage.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
+_TOOLS = ("tool", "function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,16 @@ class Writing:
         template = self.chat_format.template
         return encode_chat_rest(self.tokenizer, template, written, text, tools=tools, **options)
 
-    def unwritten_names(self, messages: Sequence[Message], ids: Sequence[int]) -> list[str]:
-        """Paths of the `name` fields that change nothing of the prompt, whose ids these are.
+    def unwritten_names(self, messages: Sequence[Message]) -> list[str]:
+        """Paths of the `name` fields where they change nothing of the prompt.
 
         Results of tools are told apart by `tool_call_id`, so their names are not looked at.
         """
-        named = [
-            i for i, one in enumerate(messages) if one.get("name") and one["role"] not in ("tool", "function")
-        ]
+        named = [i for i, one in enumerate(messages) if one.get("name") and one["role"] not in _TOOLS]
         if not named:
             return []
         bare = [{key: value for key, value in one.items() if key != "name"} for one in messages]
-        return [f"messages[{i}].name" for i in named] if self.encode(bare) == list(ids) else []
+        return [f"messages[{i}].name" for i in named] if self.encode(bare) == self.encode(messages) else []
 
 
 class SessionTurn:
@@ -109,7 +108,7 @@ class SessionTurn:
         marked = [*messages[:place], {"role": "assistant", "content": CUT}, *messages[place + 1 :]]
         try:
             rest = self._writing.encode_rest(marked, turn.rest)
-        except TemplateError:
+        except LeafageError:  # where messages are to be blamed, the plain way says so
             return self._writing.encode(messages), "unknown_place"
         self._turn = turn
         return before.up_to(turn) + rest, None
@@ -121,7 +120,7 @@ class SessionTurn:
             answer: the whole of it.
             message: the same as the client got it, and will send it back.
         """
-        digests = digests_of([*self._messages, message], self._writing.form)
+        digests = [*self._digests, next_digest(self._digests[-1], message)]
         tokenizer = self._writing.tokenizer
         return continued(self._before, self._turn, self.token_ids, answer, digests, tokenizer, params)
 

@@ -135,6 +135,21 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[Histograms], Histogram]], ...] = (
     ("request_prompt_tokens", "Tokens of the prompt, of each request.", lambda h: h.prompt_tokens),
     ("request_generation_tokens", "Tokens drawn, for each request.", lambda h: h.generation_tokens),
     (
+        "kv_block_lifetime_seconds",
+        "From when a block was cached until it was given up for others.",
+        lambda h: h.block_lifetime,
+    ),
+    (
+        "kv_block_idle_before_evict_seconds",
+        "How long nobody had used a cached block when it was given up for others.",
+        lambda h: h.block_idle_before_evict,
+    ),
+    (
+        "kv_block_reuse_gap_seconds",
+        "How long nobody had used a cached block when it was used again.",
+        lambda h: h.block_reuse_gap,
+    ),
+    (
         "iteration_tokens_total",  # a histogram: vLLM's name, suffix and all
         "Prompt tokens run and tokens drawn, in each step.",
         lambda h: h.step_tokens,
@@ -195,7 +210,7 @@ class Exposition(Collector):
             "num_gpu_blocks": str(kv.num_blocks),  # what vLLM calls them, on CPUs too
         }
         self._has_cache = has_cache
-        self._histograms = metrics.histograms = metrics.histograms or Histograms()
+        self._histograms = metrics.keep_histograms()
         self._last = self._snapshot()
         self._pending: asyncio.Task[_Snapshot] | None = None
         self._registry = CollectorRegistry(auto_describe=False)

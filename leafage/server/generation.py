@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -121,20 +121,26 @@ async def start(request: Request, requests: list[NewRequest], *, stream: bool) -
     """
     context = context_of(request)
     context.admission.check(requests)
-    answers = context.engine.submit(requests, stream=stream)
-    try:
-        num_tokens: list[int] | None = request.scope.get("leafage.num_tokens")
-        if num_tokens is not None:
-            num_tokens[0] += sum(len(new.prompt_token_ids) for new in requests)
-        running = Running(context, answers, num_tokens)
-    except BaseException:
-        answers.close()
-        raise
-    try:
-        await running.accepted()
-    except BaseException:
-        running.close()
-        raise
+    tracing = context.tracing
+    with (
+        nullcontext()
+        if tracing is None
+        else tracing.tracing(request.url.path, request.headers, requests)
+    ):
+        answers = context.engine.submit(requests, stream=stream)
+        try:
+            num_tokens: list[int] | None = request.scope.get("leafage.num_tokens")
+            if num_tokens is not None:
+                num_tokens[0] += sum(len(new.prompt_token_ids) for new in requests)
+            running = Running(context, answers, num_tokens)
+        except BaseException:
+            answers.close()
+            raise
+        try:
+            await running.accepted()
+        except BaseException:
+            running.close()
+            raise
     return running
 
 

@@ -138,18 +138,19 @@ class Conversation:
 def digests_of(messages: Sequence[Message], form: object) -> list[bytes]:
     """Digests of the first 0, 1, 2... messages, under a form.
 
-    Whitespace around an answer of the assistant does not count, nor do fields that clients drop from answers
-    or add to them.
-
     Args:
         form: what the template writes besides the messages, as JSON: tools, variables.
     """
-    state = hashlib.sha256(_canonical(form))
-    digests = [state.digest()]
+    digests = [hashlib.sha256(_canonical(form)).digest()]
     for message in messages:
-        state.update(_canonical(_told(message)))
-        digests.append(state.copy().digest())
+        digests.append(next_digest(digests[-1], message))
     return digests
+
+
+def next_digest(digest: bytes, message: Message) -> bytes:
+    """With one message more. Of the assistant's answers whitespace around the content does not count, nor do
+    fields that clients drop from them or add to them."""
+    return hashlib.sha256(digest + _canonical(_told(message))).digest()
 
 
 def _told(message: Message) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _told(message: Message) -> dict[str, Any]:
 
 
 def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def continued(

@@ -172,6 +172,8 @@ class World:
         self._execute(batch)
         loop.verify()
         self.check_pins()
+        for request in loop.scheduler.roster.requests():
+            assert (request.num_cached or 0) < len(request.prompt_token_ids), "more is cached than was asked"
         self._settle()
 
     def _count_passes(self, waiting: list[Request]) -> None:

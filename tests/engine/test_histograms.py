@@ -7,7 +7,7 @@ import pytest
 
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine import histograms as module
-from leafage.engine.histograms import Histogram, Histograms
+from leafage.engine.histograms import BlockAges, Histogram, Histograms
 from leafage.errors import ExecutorError
 
 MakeRig = Callable[..., Any]
@@ -45,8 +45,7 @@ def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
 
 
 def watched(rig: Any) -> Histograms:
-    rig.metrics.histograms = Histograms()
-    return rig.metrics.histograms
+    return rig.metrics.keep_histograms()
 
 
 def values(histogram: Histogram) -> tuple[int, float]:
@@ -122,3 +121,38 @@ def test_aborted_and_failed_requests_are_not_answered(make_rig: MakeRig) -> None
     rig.executor.fail_at = {3: ExecutorError("broken")}
     rig.run()
     assert sum(seen.time_to_first_token.counts) == 2 and sum(seen.e2e_latency.counts) == 0
+
+
+def test_ages_of_cached_blocks(make_rig: MakeRig) -> None:
+    """A block of the first prompt is used again, then all gives way to the last prompt."""
+    rig = make_rig("hello", num_blocks=8, block_size=4, max_model_len=32)
+    seen = watched(rig)
+    params = SamplingParams(max_tokens=1)
+
+    def serve(name: str, prompt: list[int]) -> None:
+        rig.engine.add_request(name, prompt, params)
+        rig.run()
+
+    serve("a", [5] * 8)
+    rig.metrics.clock.time += 100
+    serve("b", [5] * 4 + [6] * 4)
+    assert values(seen.block_reuse_gap)[0] == 1 and 100 < values(seen.block_reuse_gap)[1] < 110
+    rig.metrics.clock.time += 100
+    serve("c", [7])
+    rig.metrics.clock.time += 1000
+    serve("d", [8])
+    assert values(seen.block_lifetime) == (0, 0)
+    serve("e", [9] * 28)
+    lifetimes, idle = values(seen.block_lifetime), values(seen.block_idle_before_evict)
+    assert lifetimes[0] == idle[0] == rig.kv.counters.evicted_blocks > 2
+    assert 1000 < idle[1] < lifetimes[1], "one was used again, so it was unused for less than it lived"
+
+
+def test_steps_that_are_too_long_ago_count_as_the_oldest_known() -> None:
+    seen = Histograms()
+    ages = BlockAges(seen, lambda: 10.5, num_steps=4)
+    for step in range(1, 11):
+        ages.begin(step, float(step))
+    ages.reused(2)
+    ages.reused(9)
+    assert values(seen.block_reuse_gap) == (2, 3.5 + 1.5)

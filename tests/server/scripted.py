@@ -76,6 +76,7 @@ class Script:
     fail: Exception | None = None
     on_step: Callable[[Batch], None] = lambda batch: None
     prompts: list[str] = field(default_factory=list)
+    _answers: dict[tuple[str, int], list[Token]] = field(default_factory=dict)
 
     def execute(self, batch: Batch) -> StepOutput:
         self.on_step(batch)
@@ -85,15 +86,15 @@ class Script:
         output = StepOutput()
         for item in batch.items:
             result = ItemOutput()
-            if item.samples:
-                text = self.tokenizer.decode(
-                    item.history[: item.num_prompt_tokens], skip_special_tokens=False
-                )
-                if item.samples[0].position == item.num_prompt_tokens:
-                    self.prompts.append(text)
+            if item.samples and item.samples[0].position == item.num_prompt_tokens:
+                prompt = item.history[: item.num_prompt_tokens]
+                self.prompts.append(self.tokenizer.decode(prompt, skip_special_tokens=False))
             for sample in item.samples:
-                answer = self.answer(text, sample.index)
-                tokens = list(answer.encode()) if isinstance(answer, str) else answer
+                key = (item.request_id, sample.index)
+                if key not in self._answers:
+                    answer = self.answer(self.prompts[-1], sample.index)
+                    self._answers[key] = list(answer.encode()) if isinstance(answer, str) else answer
+                tokens = self._answers[key]
                 number = sample.position - item.num_prompt_tokens
                 result.sampled.append(_sampled(tokens[number] if number < len(tokens) else END))
             if item.logits is Logits.ALL:

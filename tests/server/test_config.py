@@ -30,6 +30,7 @@ NO_KEY = {"rate_limit": 5}  # counts the requests of each key
         ("cors_origin", ("https://chat.example/",)),
         ("docs", "yes"),
         ("live", 1),
+        ("live_texts", "yes"),
         ("access_log", None),
         ("unknown_fields", "drop"),
         ("max_queue", -1),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -114,6 +115,8 @@ request_time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket
 request_queue_time_seconds_bucket request_prefill_time_seconds_bucket request_decode_time_seconds_bucket
 request_inference_time_seconds_bucket request_success_total iteration_tokens_total_bucket cache_config_info
 request_prompt_tokens_bucket request_generation_tokens_bucket
+kv_block_lifetime_seconds_bucket kv_block_idle_before_evict_seconds_bucket
+kv_block_reuse_gap_seconds_bucket
 """
 
 
@@ -343,3 +346,16 @@ def test_p07_no_counter_ever_decreases(seed: int) -> None:
         totals["leafage:num_preemptions_total"] > 0
         and totals["leafage:e2e_request_latency_seconds_count"] > 0
     )
+
+
+def test_the_guide_lists_every_metric() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
+    listed = set(
+        re.findall(r"`(\w+)(?:\{\w+\})?`", guide.partition("## Metrics")[2].partition("## Request log")[0])
+    )
+    names = {
+        line.split()[2].removeprefix("leafage:")
+        for line in GOLDEN.read_text().splitlines()
+        if line[:6] == "# TYPE"
+    }
+    assert names - listed == set(), "not in the guide"

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from leafage.errors import InvalidParameterError, TemplateError, UnsupportedError
 from leafage.text.byte_level import BYTE_OF_CHAR
-from leafage.text.chat_template import ChatTemplate, encode_chat, encode_chat_prefix
+from leafage.text.chat_template import (
+    CUT,
+    ChatTemplate,
+    encode_chat,
+    encode_chat_prefix,
+    encode_chat_rest,
+)
 from leafage.text.tokenizer import Tokenizer
 
 CHATML = (
@@ -207,6 +213,54 @@ def test_one_bos(add_bos: bool, source: str, count: int) -> None:
     ids = encode_chat(model, ChatTemplate.of(model, source), user("hi"))
     assert ids.count(BOS) == count
     assert ids.index(BOS) == 0 if count else True
+
+
+@pytest.mark.parametrize("content", ["The answer", [{"type": "text", "text": "The answer"}], " x\n"])
+@pytest.mark.parametrize("source", [CHATML, "{% for m in messages %}<{{ m.content | trim }}>{% endfor %}"])
+def test_the_final_message_can_be_continued(content: Any, source: str) -> None:
+    own, chat = tokenizer(), template(source)
+    messages = [*user("hi"), {"role": "assistant", "content": content}]
+    options = {"add_generation_prompt": False}
+    ids = encode_chat(own, chat, messages, continue_final_message=True, **options)
+    text = content if isinstance(content, str) else content[0]["text"]
+    assert own.decode(ids).endswith(text.lstrip() if "trim" in source else text)
+    whole = encode_chat(own, chat, [*user("hi"), {"role": "assistant", "content": "The answer"}], **options)
+    if text == "The answer":
+        assert ids == whole[: len(ids)] and len(ids) < len(whole)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "words"),
+    [
+        (user("x"), {}, "exclude each other"),
+        ([{"role": "assistant", "content": ""}], {"add_generation_prompt": False}, "has no content"),
+        (user("x\ufdd4\ufdd5"), {"add_generation_prompt": False}, "2 times"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(messages: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises((InvalidParameterError, TemplateError), match=words):
+        encode_chat(tokenizer(), template(CHATML), messages, continue_final_message=True, **options)
+
+
+def test_the_rest_behind_an_answer() -> None:
+    own, chat = tokenizer(), template(CHATML)
+    after = user("more <|im_end|>")
+    talk = [*user("hi"), {"role": "assistant", "content": "<s>yes"}, *after]
+    marked = [*user("hi"), {"role": "assistant", "content": CUT}, *after]
+    whole = encode_chat(own, chat, talk)
+    for known in ("<s>yes", "<s>y", ""):
+        head = [*encode_chat(own, chat, talk[:1]), *known.encode()]
+        assert head + encode_chat_rest(own, chat, marked, "<s>yes".removeprefix(known)) == whole
+    with pytest.raises(TemplateError, match="0 times"):
+        encode_chat_rest(own, template("{{ messages[0].content }}"), marked)
+
+
+def test_variables_are_those_that_a_template_reads() -> None:
+    source = (
+        "{% set x = 1 %}{{ messages }}{{ x }}{{ tools }}{{ eos_token }}{{ raise_exception and namespace }}"
+        "{% if enable_thinking is defined %}{{ strftime_now('%Y') }}{{ style }}{% endif %}"
+    )
+    assert template(source).variables == {"enable_thinking", "style"}
 
 
 MERGED = (  # the system prompt goes into the first user message, as with Gemma and Mistral

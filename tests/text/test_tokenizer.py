@@ -161,3 +161,12 @@ def test_a_space_in_front_belongs_to_text_that_goes_on() -> None:
     assert tokenizer.decode(ids, continues=True) == " Hello"
     stream = tokenizer.detokenizer()
     assert stream.push_all(ids) + stream.flush() == " Hello"
+
+
+@pytest.mark.parametrize("name", ["llama-spm", "qwen2", "phi-3"])
+@pytest.mark.parametrize("rest", ["\n\nx y", " a", "a", "", "  1", "é\n"])
+def test_text_that_goes_on_gets_no_space_in_front(name: str, rest: str) -> None:
+    tokenizer = Tokenizer.from_gguf(family_metadata(name))
+    ids = tokenizer.encode("Hello", add_special=False)
+    ids += tokenizer.encode(rest, continues=True)
+    assert tokenizer.decode(ids) == f"Hello{rest}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leafage.core.sampling_params import SamplingParams
+from leafage.engine.output import CompletionOutput
 from leafage.errors import InvalidParameterError, UnsupportedError
 from leafage.server.body import answer_headers, note_ignored, operation, read_body
-from leafage.server.chat_answer import ChatAnswer, Keep
-from leafage.server.context import context_of
+from leafage.server.chat_answer import ChatAnswer
+from leafage.server.context import Context, context_of
 from leafage.server.conversation import Message, SessionTurn, Writing, session_key
 from leafage.server.generation import complete, encoded, start
-from leafage.server.protocol.answers import SessionReport, to_json
+from leafage.server.protocol.answers import to_json
 from leafage.server.protocol.chat import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -47,7 +48,7 @@ async def create_chat_completion(request: Request) -> Response:
     params = _params(body, context.model.default_sampling_params)
     if chat_format.needs_special_tokens(tools):
         params = replace(params, skip_special_tokens=False)
-    prompt = await encoded(request, lambda: _prompt(request, body, tools, params))
+    prompt = await _prompt(request, body, tools)
     new = context.model.inputs.request(
         context.engine.new_request_id(),
         {
@@ -63,8 +64,8 @@ async def create_chat_completion(request: Request) -> Response:
         body,
         new,
         partial(chat_format.new_parser, tools, new.prompt_token_ids),
-        prompt.keep,
-        prompt.report,
+        None if prompt.turn is None else partial(prompt.keep, context, params),
+        None if prompt.turn is None else prompt.turn.report,
     )
     if body.stream:
         running = await start(request, [new], stream=True)
@@ -127,14 +128,22 @@ def _params(body: ChatCompletionRequest, base: SamplingParams) -> SamplingParams
 
 @dataclass(slots=True)
 class _Prompt:
-    """The prompt of a conversation; of a session also what is done with the answer."""
+    """The prompt of a conversation; of a session also its key and its turn."""
 
-    token_ids: Sequence[int]
-    keep: Keep | None = None
-    report: SessionReport | None = None
+    token_ids: list[int]
+    key: tuple[str, ...] = ()
+    turn: SessionTurn | None = None
+
+    def keep(
+        self, context: Context, params: SamplingParams, answer: CompletionOutput, message: Message
+    ) -> None:
+        """The session's answer is there. One that failed is not kept."""
+        if self.turn is not None and answer.finish_reason in ("stop", "length"):
+            conversation = self.turn.after(answer, message, params)
+            context.sessions.put(self.key, conversation, conversation.num_bytes)
 
 
-def _prompt(request: Request, body: ChatCompletionRequest, tools: ToolUse, params: SamplingParams) -> _Prompt:
+async def _prompt(request: Request, body: ChatCompletionRequest, tools: ToolUse) -> _Prompt:
     context = context_of(request)
     messages = [message.as_dict() for message in body.messages]
     variables = template_variables(request, body.chat_template_kwargs, body.reasoning_effort)
@@ -144,18 +153,13 @@ def _prompt(request: Request, body: ChatCompletionRequest, tools: ToolUse, param
         "continue_final_message": bool(body.continue_final_message),
     }
     writing = Writing(context.model.tokenizer, context.model.chat_format(), tools, options)
+    note_ignored(request, await encoded(request, lambda: writing.unwritten_names(messages)))
     if body.session_id is None:
-        prompt = _Prompt(writing.encode(messages))
-        note_ignored(request, writing.unwritten_names(messages, prompt.token_ids))
-        return prompt
+        return _Prompt(await encoded(request, lambda: writing.encode(messages)))
     key = session_key(request, body.session_id, body.cache_salt or "", body.tenant or "")
-    turn = SessionTurn(context.sessions.get(key), messages, writing)
-
-    def keep(answer: Any, message: Message) -> None:
-        conversation = turn.after(answer, message, params)
-        context.sessions.put(key, conversation, conversation.num_bytes)
-
-    return _Prompt(turn.token_ids, keep, turn.report)
+    before = context.sessions.get(key)
+    turn = await encoded(request, lambda: SessionTurn(before, messages, writing))
+    return _Prompt(turn.token_ids, key, turn)
 
 
 def template_variables(
