@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from leafage.core.sampling_params import SamplingParams
@@ -130,6 +131,22 @@ def test_x01_what_dashboards_of_vllm_ask_for_is_there() -> None:
             assert (
                 f'leafage:request_success_total{{finished_reason="{reason}",model_name="tiny"}} 0.0' in text
             )
+
+    with_served(test)
+
+
+def test_x02_servers_of_one_process_count_apart() -> None:
+    """Each exposition owns its registry; the one that prometheus_client has for all is not used."""
+
+    async def test(served: Served) -> None:
+        other = Served()
+        try:
+            await served.ask("one")
+            counted = [(await one.samples())["generation_tokens_total"] for one in (served, other)]
+        finally:
+            other.engine.close()
+        assert counted == [6, 0]
+        assert "leafage" not in generate_latest(REGISTRY).decode()
 
     with_served(test)
 
