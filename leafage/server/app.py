@@ -22,7 +22,7 @@ from leafage.server.errors import ApiError, error_response
 from leafage.server.generation import ClientLeft
 from leafage.server.http_counters import CountRequests
 from leafage.server.limits import Limits
-from leafage.server.routes import chat, completions, health, live, metrics, models, refused, tokens
+from leafage.server.routes import chat, completions, health, live, metrics, models, refused, responses, tokens
 
 _log = logging.getLogger("leafage.server")
 
@@ -38,7 +38,7 @@ def create_app(context: Context) -> FastAPI:
         redoc_url=None,
     )
     app.state.context = context
-    for routes in (chat, completions, tokens, models, health, metrics, refused):
+    for routes in (chat, completions, responses, tokens, models, health, metrics, refused):
         app.include_router(routes.router)
     if context.config.live:
         app.include_router(live.router)
@@ -62,7 +62,7 @@ def _middleware(context: Context) -> list[tuple[Any, dict[str, Any]]]:
     if config.cors_origin:
         cors = {
             "allow_origins": config.cors_origin,
-            "allow_methods": ("GET", "POST"),
+            "allow_methods": ("GET", "POST", "DELETE"),
             "allow_headers": ("*",),
             "expose_headers": ("Retry-After", IGNORED_HEADER),
         }

@@ -103,7 +103,8 @@ def _text(error: ErrorDetails, model: type[BaseModel]) -> str:
     if error["type"] == "json_invalid":
         return f"the body is no JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(error["loc"][-1]), list(model.model_fields), n=1)
+        known = list(model.model_fields) if len(error["loc"]) == 1 else []
+        close = difflib.get_close_matches(path, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "leave it out"
         return f"unknown field {path!r}: {hint}"
     value = error.get("input")

@@ -94,6 +94,7 @@ class Context:
         http: requests and responses.
         exposition: all numbers, for /metrics.
         sessions: conversations whose token ids are kept, by their key.
+        responses: answers of /v1/responses that are kept, by owner and id.
     """
 
     config: ServerConfig
@@ -111,6 +112,9 @@ class Context:
     exposition: Exposition = field(init=False)
     sessions: BoundedStore[tuple[str, ...], Conversation] = field(
         default_factory=lambda: BoundedStore(MAX_SESSIONS, MAX_BYTES, TTL)
+    )
+    responses: BoundedStore[tuple[str, str], Any] = field(
+        default_factory=lambda: BoundedStore(MAX_SESSIONS, MAX_BYTES)
     )
 
     def __post_init__(self) -> None:

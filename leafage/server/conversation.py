@@ -127,5 +127,9 @@ class SessionTurn:
 
 def session_key(request: Request, session_id: str, salt: str, user: str) -> tuple[str, ...]:
     """Sessions of one id are different ones for different API keys, users and salts."""
-    key = hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest()
-    return key, user, salt, session_id
+    return owner_of(request), user, salt, session_id
+
+
+def owner_of(request: Request) -> str:
+    """Whom something is kept for: who has the API key of this request."""
+    return hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from leafage.server.protocol.chat import ChatCompletion, ChatCompletionChunk
-from leafage.server.protocol.completions import Completion
+from leafage.server.protocol.chat import ChatCompletion, ChatCompletionChunk, Choice
+from leafage.server.protocol.completions import Completion, CompletionChoice
 from tests.server.scripted import Served, scripted
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -58,7 +58,10 @@ def test_every_reference_is_there(document: Any) -> None:
 
 def test_chat_answers_are_what_the_document_says(served: Served) -> None:
     body = {"messages": MESSAGES, **EVERYTHING, "prompt_logprobs": 1}
-    TypeAdapter(ChatCompletion).validate_python(served.post("/v1/chat/completions", **body).json())
+    answer = served.post("/v1/chat/completions", **body).json()
+    TypeAdapter(ChatCompletion).validate_python(answer)
+    assert set(answer) <= set(ChatCompletion.__annotations__)
+    assert set(answer["choices"][0]) == set(Choice.__annotations__)
     options = {"include_usage": True}
     chunks = served.events("/v1/chat/completions", **body, stream_options=options)[:-1]
     TypeAdapter(list[ChatCompletionChunk]).validate_python(chunks)
@@ -72,6 +75,9 @@ def test_completions_are_what_the_document_says(served: Served) -> None:
         "return_token_ids": True,
         "explain_cache": True,
     }
-    TypeAdapter(Completion).validate_python(served.post("/v1/completions", **body).json())
+    answer = served.post("/v1/completions", **body).json()
+    TypeAdapter(Completion).validate_python(answer)
+    assert set(answer) == set(Completion.__annotations__)
+    assert set(answer["choices"][0]) < set(CompletionChoice.__annotations__)
     chunks = served.events("/v1/completions", **body)[:-1]
     TypeAdapter(list[Completion]).validate_python(chunks)

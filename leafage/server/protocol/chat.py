@@ -12,7 +12,6 @@ from leafage.server.protocol.answers import CacheReport, Usage
 from leafage.server.protocol.common import (
     ChatHints,
     Described,
-    Extensions,
     List,
     Only,
     Sampling,
@@ -86,7 +85,7 @@ class ResponseFormat(Strict):
     json_schema: dict[str, Any] | None = None
 
 
-class ChatCompletionRequest(Sampling, Extensions, ChatHints):
+class ChatCompletionRequest(Sampling, ChatHints):
     """Answer a conversation."""
 
     model: str | None = None
@@ -103,9 +102,6 @@ class ChatCompletionRequest(Sampling, Extensions, ChatHints):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[
         str | None, Field(description="for chat templates that read it; 'none' also where nothing reasons")
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(description="variables of the chat template")
     ] = None
     add_generation_prompt: Annotated[
         bool | None, Field(description="begin the assistant's turn behind the messages; default true")
@@ -131,24 +127,36 @@ class ChatCompletionRequest(Sampling, Extensions, ChatHints):
     functions: Annotated[Any, Only(why="functions is deprecated: send tools")] = None
     function_call: Annotated[Any, Only(why="function_call is deprecated: send tool_choice")] = None
 
-    @property
-    def tenant(self) -> str | None:
-        """Whom the policy `fair` charges."""
-        return self.user if self.user is not None else self.safety_identifier
+
+class AnswerFunction(TypedDict):
+    """`arguments`: JSON, unless the model broke off."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(TypedDict):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
 
 
 class AnswerMessage(TypedDict):
-    """The assistant's turn."""
+    """The assistant's turn. `content` is null where only reasoning or calls stand for it."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
     annotations: list[Any]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[AnswerToolCall]]
 
 
 class Choice(TypedDict):
-    """One answer. `finish_reason`: stop, length, or abort when the server ended it; `stop_reason`: the stop
-    string or token id that ended it, null for an end-of-generation token."""
+    """One answer. `finish_reason`: stop, length, tool_calls, or abort when the server ended it; `stop_reason`:
+    the stop string or token id that ended it, null for an end-of-generation token."""
 
     index: int
     message: AnswerMessage

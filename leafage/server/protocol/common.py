@@ -20,7 +20,7 @@ from leafage.core.sampling_params import SamplingParams
 
 MAX_LOOKED_AT = 1000
 """Mistakes of one value, of which each costs time."""
-_TELLING = frozenset(("extra_forbidden", "missing", "refused", "too_long"))
+_TELLING = frozenset(("extra_forbidden", "missing", "literal_error", "refused", "shape", "too_long"))
 """Kinds of mistakes that say more than that a value has the wrong shape."""
 
 
@@ -108,10 +108,9 @@ Metadata = Annotated[
 ]
 
 
-class Sampling(Strict):
+class Drawing(Strict):
     """How tokens are drawn. None means: what the model recommends, else the OpenAI API's default."""
 
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -130,12 +129,6 @@ class Sampling(Strict):
     bad_words: List[str] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    prompt_logprobs: int | None = None
-    beam_width: Annotated[
-        int | None, Field(description="search for the most likely answers with so many beams")
-    ] = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
 
     def sampling_params(self, base: SamplingParams, **settings: Any) -> SamplingParams:
         """`base` with `settings`, then with the fields that were given.
@@ -143,15 +136,27 @@ class Sampling(Strict):
         Raises:
             InvalidParameterError: a value is out of range.
         """
-        given = {name: getattr(self, name) for name in Sampling.model_fields}
+        given: dict[str, Any] = {name: getattr(self, name, None) for name in Sampling.model_fields}
         given = {name: value for name, value in given.items() if value is not None}
         if isinstance(given.get("stop"), str):
             given["stop"] = [given["stop"]]
         if "logit_bias" in given:
             given["logit_bias"] = {_token_id(key): bias for key, bias in given["logit_bias"].items()}
-        if self.beam_width is not None:  # which draws nothing: what is recommended for drawing has no use
+        if "beam_width" in given:  # draws nothing: what is recommended for drawing has no use
             base = replace(base, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
         return replace(base, **{**settings, **given})
+
+
+class Sampling(Drawing):
+    """How many answers there are, and how they are found."""
+
+    n: int | None = None
+    prompt_logprobs: int | None = None
+    beam_width: Annotated[
+        int | None, Field(description="search for the most likely answers with so many beams")
+    ] = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
 
 
 class Extensions(Strict):
@@ -167,7 +172,7 @@ class Extensions(Strict):
     ] = None
 
 
-class ChatHints(Strict):
+class ChatHints(Extensions):
     """Fields that the OpenAI API has for conversations beside their content."""
 
     metadata: Metadata | None = None
@@ -186,6 +191,14 @@ class ChatHints(Strict):
     ] = None
     service_tier: Annotated[Any, Only("auto", "default", why="there is one service tier")] = None
     moderation: Annotated[Any, Only(why="nothing is moderated here")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="variables of the chat template")
+    ] = None
+
+    @property
+    def tenant(self) -> str | None:
+        """Whom the policy `fair` charges."""
+        return self.user if self.user is not None else self.safety_identifier
 
 
 def _token_id(text: str) -> int:

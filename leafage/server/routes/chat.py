@@ -24,7 +24,6 @@ from leafage.server.protocol.chat import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatCompletionRequest,
-    ResponseFormat,
 )
 from leafage.server.sse import EventStream
 from leafage.server.tools.request import ToolUse
@@ -76,7 +75,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def _check(body: ChatCompletionRequest) -> None:
-    check_format(body.response_format)
+    check_format(None if body.response_format is None else body.response_format.type)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameterError(
             "top_logprobs needs logprobs", value=body.top_logprobs, remedy="set logprobs to true"
@@ -95,17 +94,17 @@ def _check(body: ChatCompletionRequest) -> None:
             )
 
 
-def check_format(wanted: ResponseFormat | None) -> None:
+def check_format(wanted: str | None) -> None:
     """Raises InvalidParameterError, UnsupportedError for a format other than text."""
-    if wanted is None or wanted.type == "text":
+    if wanted is None or wanted == "text":
         return
-    if wanted.type not in ("json_object", "json_schema"):
+    if wanted not in ("json_object", "json_schema"):
         raise InvalidParameterError(
-            "unknown response_format", value=wanted.type, limit="text, json_object or json_schema"
+            "unknown response_format", value=wanted, limit="text, json_object or json_schema"
         )
     raise UnsupportedError(
         "response_format: structured output is not there yet",
-        value=wanted.type,
+        value=wanted,
         limit="text",
         remedy="leave it out",
     )

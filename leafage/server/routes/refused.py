@@ -40,6 +40,8 @@ REFUSED: dict[str, str] = {
     "/v1/load_lora_adapter": _LORA,
     "/v1/unload_lora_adapter": _LORA,
     "/v1/chat/completions/{rest:path}": _STORED,
+    "/v1/responses/{rest}/cancel": "responses in the background: close the connection of one that runs",
+    "/v1/responses/{rest}/input_items": "input items of stored responses: only what was answered is told",
     "/v1/messages": "Anthropic's Messages API: use /v1/chat/completions",
     "/v1/messages/count_tokens": "Anthropic's Messages API: use /tokenize",
     "/v1/files": _FILES,
