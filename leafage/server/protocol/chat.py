@@ -155,8 +155,8 @@ class AnswerMessage(TypedDict):
 
 
 class Choice(TypedDict):
-    """One answer. `finish_reason`: stop, length, tool_calls, or abort when the server ended it; `stop_reason`:
-    the stop string or token id that ended it, null for an end-of-generation token."""
+    """One answer. `finish_reason`: stop, length, tool_calls, or abort when the server ended it.
+    `stop_reason`: the stop string or token id that ended it, null for an end-of-generation token."""
 
     index: int
     message: AnswerMessage
