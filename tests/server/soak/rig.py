@@ -1,4 +1,4 @@
-"""A server process, and a client that counts and checks every event of a stream."""
+"""A server process under load, and a client that counts and checks every event of a stream."""
 
 from __future__ import annotations
 
@@ -6,92 +6,56 @@ import asyncio
 import json
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+from tests.server.process import Process, get, request_bytes, started
 
 Ids = list[int]
 
 
-@dataclass
-class Server:
-    """A `leafage serve` of its own."""
+def rss(server: Process) -> int:
+    """Bytes of memory that are this process's own."""
+    pages = Path(f"/proc/{server.pid}/statm").read_text().split()
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
 
-    process: subprocess.Popen[bytes]
-    port: int
-    log: Path
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+def gauge(server: Process, name: str, **labels: str) -> float:
+    """A metric, summed over the labels that are not given."""
+    text = get(server.port, "/metrics").body.decode()
+    total, found = 0.0, False
+    for line in text.splitlines():
+        parts = re.fullmatch(rf"leafage:{name}(?:\{{(.*)\}})? (\S+)", line)
+        if parts and all(f'{key}="{value}"' in (parts[1] or "") for key, value in labels.items()):
+            total, found = total + float(parts[2]), True
+    assert found, f"no metric {name} {labels}"
+    return total
 
-    @property
-    def rss(self) -> int:
-        """Bytes of memory that are this process's own."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()
-        return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
 
-    @property
-    def num_files(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-    def gauge(self, name: str) -> float:
-        """Sum of a metric over its labels."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30).text
-        found = re.findall(rf"^leafage:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
-        assert found, f"no metric {name}"
-        return sum(map(float, found))
-
-    def settle(self, seconds: float = 10.0) -> None:
-        """Wait until nothing runs; then no block may be held."""
-        end = time.monotonic() + seconds
-        while self.gauge("num_requests_running") + self.gauge("num_requests_waiting"):
-            assert time.monotonic() < end, "requests run on though nobody waits for them"
-            time.sleep(0.05)
-        assert self.gauge("kv_blocks_active") == 0
-        total = self.gauge("kv_blocks_free") + self.gauge("kv_blocks_cached")
-        assert total == self.gauge("kv_blocks_total"), "blocks were lost"
+def settle(server: Process, seconds: float = 10.0) -> None:
+    """Wait until nothing runs; then no block may be held."""
+    end = time.monotonic() + seconds
+    while gauge(server, "num_requests_running") + gauge(server, "num_requests_waiting"):
+        assert time.monotonic() < end, "requests run on though nobody waits for them"
+        time.sleep(0.05)
+    assert gauge(server, "kv_blocks", state="active") == 0
+    total = re.search(r'num_gpu_blocks="(\d+)"', get(server.port, "/metrics").body.decode())
+    assert total is not None and gauge(server, "kv_blocks") == int(total[1]), "blocks were lost"
 
 
 @contextmanager
-def serve(model: str, folder: Path, *flags: str) -> Iterator[Server]:
-    """Start a server, wait until it is ready, and end it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = folder / "server.log"
-    command = [sys.executable, "-m", "leafage", "serve", model, "--port", str(port), *flags]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    server = Server(process, port, log)
-    try:
-        end = time.monotonic() + 120
-        while True:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            try:
-                if httpx.get(f"{server.url}/health/ready", timeout=5).status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.05)
+def serving(model: str, *flags: str) -> Iterator[Process]:
+    """A server that must live until it is told to end, and then ends in order."""
+    with started(model, *flags) as server:
         yield server
-        assert process.poll() is None, f"the server ended by itself: {log.read_text()[-4000:]}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        assert server.process.poll() is None, f"the server ended by itself: {server.text[-4000:]}"
+        assert get(server.port, "/health/live").status == 200
+        server.process.terminate()
+        assert server.ended(60) == 0, server.text[-4000:]
 
 
 @dataclass
@@ -114,14 +78,6 @@ class Stream:
     first: float = 0.0
     error: str | None = None
     ended: bool = False
-
-
-def request_bytes(path: str, body: dict[str, Any] | bytes, *, close: bool = True) -> bytes:
-    """An HTTP/1.1 request."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: soak\r\nContent-Length: {len(data)}\r\n"
-    head += "Content-Type: application/json\r\n" + ("Connection: close\r\n" if close else "")
-    return head.encode() + b"\r\n" + data
 
 
 async def stream(port: int, body: dict[str, Any], *, leave_after: int | None = None) -> Stream:
@@ -164,7 +120,7 @@ async def stream(port: int, body: dict[str, Any], *, leave_after: int | None = N
     return seen
 
 
-async def _events(reader: asyncio.StreamReader) -> Any:
+async def _events(reader: asyncio.StreamReader) -> AsyncIterator[str]:
     """Data of the events of a chunked response."""
     rest = b""
     while True:

@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.server.soak.rig import Server, Stream, request_bytes, serve, stream
+from tests.server.process import Process, request_bytes
+from tests.server.soak.rig import Stream, rss, serving, settle, stream
 
 pytestmark = pytest.mark.soak
 SECONDS = float(os.environ.get("SOAK_FAULT_SECONDS", "120"))
@@ -51,7 +51,7 @@ def good_body(number: int) -> dict[str, Any]:
     }
 
 
-async def killed_process(server: Server, rng: random.Random) -> None:
+async def killed_process(server: Process, rng: random.Random) -> None:
     """kill -9 in the middle of a stream."""
     data = request_bytes("/v1/completions", LONG).hex()
     process = await asyncio.create_subprocess_exec(
@@ -63,12 +63,12 @@ async def killed_process(server: Server, rng: random.Random) -> None:
     await process.wait()
 
 
-async def leaver(server: Server, rng: random.Random) -> None:
+async def leaver(server: Process, rng: random.Random) -> None:
     """Leaves after some events."""
     await stream(server.port, {**LONG, "seed": 1}, leave_after=rng.randrange(1, 20))
 
 
-async def silent_leaver(server: Server, rng: random.Random) -> None:
+async def silent_leaver(server: Process, rng: random.Random) -> None:
     """Closes without a word, not streaming."""
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request_bytes("/v1/completions", {**LONG, "stream": False}))
@@ -76,7 +76,7 @@ async def silent_leaver(server: Server, rng: random.Random) -> None:
     writer.close()
 
 
-async def half_request(server: Server, rng: random.Random) -> None:
+async def half_request(server: Process, rng: random.Random) -> None:
     """Sends a part of its request, and then nothing."""
     data = request_bytes("/v1/completions", LONG)
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -85,7 +85,7 @@ async def half_request(server: Server, rng: random.Random) -> None:
     writer.close()
 
 
-async def half_open(server: Server, rng: random.Random) -> None:
+async def half_open(server: Process, rng: random.Random) -> None:
     """Says that it will send no more, and still reads."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request_bytes("/v1/completions", {**LONG, "max_tokens": 5}))
@@ -94,7 +94,7 @@ async def half_open(server: Server, rng: random.Random) -> None:
     writer.close()
 
 
-async def slow_reader(server: Server, rng: random.Random) -> None:
+async def slow_reader(server: Process, rng: random.Random) -> None:
     """Takes a little of its stream, and then nothing, with a small window."""
     taker = socket.socket()
     taker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -107,7 +107,7 @@ async def slow_reader(server: Server, rng: random.Random) -> None:
     taker.close()
 
 
-async def reset(server: Server, rng: random.Random) -> None:
+async def reset(server: Process, rng: random.Random) -> None:
     """Ends its connection with a reset."""
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(request_bytes("/v1/completions", LONG))
@@ -116,7 +116,7 @@ async def reset(server: Server, rng: random.Random) -> None:
     writer.transport.abort()
 
 
-async def garbage(server: Server, rng: random.Random) -> None:
+async def garbage(server: Process, rng: random.Random) -> None:
     """Bodies that are no request."""
     bodies = (b"{" * 100_000, b"\xff\xfe\x00", b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b"[]", b"")
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -126,7 +126,7 @@ async def garbage(server: Server, rng: random.Random) -> None:
     writer.close()
 
 
-FAULTS: list[Callable[[Server, random.Random], Awaitable[None]]] = [
+FAULTS: list[Callable[[Process, random.Random], Awaitable[None]]] = [
     killed_process,
     leaver,
     silent_leaver,
@@ -144,7 +144,7 @@ def test_bad_clients_harm_no_good_one(smollm2_path: Path, tmp_path: Path) -> Non
     counts = {"good": 0, **{fault.__name__: 0 for fault in FAULTS}}
     log = tmp_path / "requests.jsonl"
     flags = ("--kv-cache-tokens", "6000", "--request-log", str(log), "--send-timeout", "3")
-    with serve(str(smollm2_path), tmp_path, *flags) as server:
+    with serving(str(smollm2_path), *flags) as server:
         bodies = [good_body(number) for number in range(40)]
         alone = [asyncio.run(stream(server.port, body)).token_ids for body in bodies]
 
@@ -158,7 +158,7 @@ def test_bad_clients_harm_no_good_one(smollm2_path: Path, tmp_path: Path) -> Non
                     return
                 counts["good"] += 1
 
-        async def bad(fault: Callable[[Server, random.Random], Awaitable[None]], end: float) -> None:
+        async def bad(fault: Callable[[Process, random.Random], Awaitable[None]], end: float) -> None:
             rng = random.Random(fault.__name__)
             while time.monotonic() < end:
                 with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -174,18 +174,17 @@ def test_bad_clients_harm_no_good_one(smollm2_path: Path, tmp_path: Path) -> Non
 
         asyncio.run(main())
         assert not wrong, wrong[:2]
-        server.settle(30)
-        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        settle(server, 30)
     print("==", ", ".join(f"{name} {count}" for name, count in counts.items()))
     assert min(counts.values()) > 0
 
 
 @pytest.mark.timeout(600)
-def test_a_thousand_connections_leave_nothing(smollm2_path: Path, tmp_path: Path) -> None:
-    with serve(str(smollm2_path), tmp_path, "--kv-cache-tokens", "6000") as server:
+def test_a_thousand_connections_leave_nothing(smollm2_path: Path) -> None:
+    with serving(str(smollm2_path), "--kv-cache-tokens", "6000") as server:
         asyncio.run(stream(server.port, good_body(1)))
         time.sleep(0.5)
-        files, memory = server.num_files, server.rss
+        files, memory = server.num_files, rss(server)
         sockets = []
         for number in range(1000):
             one = socket.create_connection(("127.0.0.1", server.port))
@@ -197,25 +196,23 @@ def test_a_thousand_connections_leave_nothing(smollm2_path: Path, tmp_path: Path
                     old.close()
                 sockets.clear()
         assert asyncio.run(stream(server.port, good_body(2))).ended
-        server.settle()
+        settle(server)
         end = time.monotonic() + 20
         while server.num_files > files + 2 and time.monotonic() < end:
             time.sleep(0.1)
         assert server.num_files <= files + 2
-        print(
-            f"1000 connections: {server.num_files - files:+d} files, {(server.rss - memory) / 2**20:+.1f} MiB"
-        )
+        growth = (rss(server) - memory) / 2**20
+        print(f"== 1,000 connections: {server.num_files - files:+d} files, {growth:+.1f} MiB")
 
 
 @pytest.mark.timeout(300)
 def test_a_full_disk_costs_the_log_only(smollm2_path: Path, tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     flags = ("--kv-cache-tokens", "6000", "--request-log", str(log))
-    with serve(str(smollm2_path), tmp_path, *flags) as server:
+    with serving(str(smollm2_path), *flags) as server:
         wanted = asyncio.run(stream(server.port, good_body(3))).token_ids
         size = log.stat().st_size
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size + 100, size + 100))
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 100, size + 100))
         for _ in range(3):
             assert asyncio.run(stream(server.port, good_body(3))).token_ids == wanted
         assert log.stat().st_size <= size + 100
-        assert httpx.get(f"{server.url}/health/live").status_code == 200

@@ -5,17 +5,16 @@ Needs the package schemathesis (extra `soak`).
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from leafage.tiny_model import write_tiny_model
-from tests.server.soak.rig import serve
+from tests.server.process import ask
+from tests.server.soak.rig import serving, settle
 
 pytestmark = pytest.mark.soak
 SECONDS = float(os.environ.get("SOAK_FUZZ_SECONDS", "600"))
@@ -27,11 +26,11 @@ def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
     if not program.exists():
         pytest.fail("schemathesis is not installed: pip install '.[soak]'")
     model = write_tiny_model(tmp_path / "tiny")
-    with serve(str(model), tmp_path, "--kv-cache-tokens", "4096", "--request-timeout", "20") as server:
+    with serving(str(model), "--kv-cache-tokens", "4096", "--request-timeout", "20") as server:
         command = [
             str(program),
             "run",
-            f"{server.url}/openapi.json",
+            f"http://127.0.0.1:{server.port}/openapi.json",
             "--checks=not_a_server_error",
             "--mode=all",
             "--phases=fuzzing",
@@ -44,6 +43,5 @@ def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
         print(done.stdout[-6000:])
         print("==", done.stdout.strip().splitlines()[-1].strip(" ="))
         assert done.returncode == 0, done.stdout[-8000:]
-        server.settle()
-        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "still here?"}, timeout=30)
-        assert answer.status_code == 200, json.dumps(answer.json())
+        settle(server)
+        assert ask(server.port, "/v1/completions", {"prompt": "still here?"}).status == 200

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.soak.rig import Stream, serve, stream
+from tests.server.soak.rig import Stream, rss, serving, settle, stream
 
 pytestmark = pytest.mark.soak
 SECONDS = float(os.environ.get("SOAK_SERVER_SECONDS", "600"))
@@ -37,7 +37,7 @@ def random_body(rng: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(SECONDS * 2 + 900)
-def test_256_streaming_clients(smollm2_path: Path, tmp_path: Path) -> None:
+def test_256_streaming_clients(smollm2_path: Path) -> None:
     answers: list[tuple[dict[str, Any], Stream]] = []
     counts = [0] * NUM_CLIENTS
     problems: list[str] = []
@@ -57,11 +57,11 @@ def test_256_streaming_clients(smollm2_path: Path, tmp_path: Path) -> None:
             counts[number] += 1
             answers.append((body, seen))
 
-    with serve(str(smollm2_path), tmp_path, "--kv-cache-tokens", "24000") as server:
+    with serving(str(smollm2_path), "--kv-cache-tokens", "24000") as server:
 
         async def watch(end: float) -> None:
             while time.monotonic() < end:
-                memory.append(server.rss)
+                memory.append(rss(server))
                 await asyncio.sleep(SECONDS / 100)
 
         async def main() -> None:
@@ -70,7 +70,7 @@ def test_256_streaming_clients(smollm2_path: Path, tmp_path: Path) -> None:
 
         asyncio.run(main())
         assert not problems, problems[:3]
-        server.settle(30)
+        settle(server, 30)
         files = server.num_files
         for body, seen in random.Random(0).sample(answers, min(NUM_CHECKED, len(answers))):
             alone = asyncio.run(stream(server.port, body))
