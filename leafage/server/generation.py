@@ -122,11 +122,7 @@ async def start(request: Request, requests: list[NewRequest], *, stream: bool) -
     context = context_of(request)
     context.admission.check(requests)
     tracing = context.tracing
-    with (
-        nullcontext()
-        if tracing is None
-        else tracing.tracing(request.url.path, request.headers, requests)
-    ):
+    with nullcontext() if tracing is None else tracing.tracing(request.url.path, request.headers, requests):
         answers = context.engine.submit(requests, stream=stream)
         try:
             num_tokens: list[int] | None = request.scope.get("leafage.num_tokens")
