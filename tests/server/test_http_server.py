@@ -25,8 +25,8 @@ Server = tuple[Context, int]
 
 @pytest.fixture(scope="module")
 def hasty(tiny_assets: Assets) -> Iterator[Server]:
-    """Clients may stall for 0.4 s."""
-    with tiny_server(tiny_assets, send_buffer=1 << 14, send_timeout=0.4) as server:
+    """Clients may stall for 0.8 s."""
+    with tiny_server(tiny_assets, send_buffer=1 << 14, send_timeout=0.8) as server:
         yield server
 
 
@@ -53,7 +53,7 @@ def test_half_a_request_is_not_waited_for(hasty: Server, sent: bytes, status: in
         began, answer = time.monotonic(), b""
         while piece := client.recv(1000):
             answer += piece
-        assert 0.2 < time.monotonic() - began < 8
+        assert 0.5 < time.monotonic() - began < 8
         assert answer.startswith(b"HTTP/1.1 %d" % status if status else b"") and bool(answer) == bool(status)
     until(lambda: context.lifecycle.num_open == 0)
 
@@ -70,20 +70,21 @@ def test_a_head_that_drips_has_its_time_and_no_more(hasty: Server) -> None:
 
 def test_a_body_that_goes_on_is_waited_for(hasty: Server) -> None:
     """A slow line is no stall: each piece comes in time."""
-    data = request_bytes(PATH, {"prompt": "abc", "max_tokens": 2})
+    head, _, body = request_bytes(PATH, {"prompt": "abc", "max_tokens": 2}).partition(b"\r\n\r\n")
     with connected(hasty[1]) as client:
-        for start in range(0, len(data), 40):
-            client.sendall(data[start : start + 40])
-            time.sleep(0.12)
+        client.sendall(head + b"\r\n\r\n")
+        for start in range(0, len(body), 8):
+            client.sendall(body[start : start + 8])
+            time.sleep(0.3)
         assert read_answer(client).status == 200
 
 
 def test_a_connection_that_is_kept_is_not_stalled(hasty: Server) -> None:
     with connected(hasty[1]) as client:
-        for _ in range(3):
+        for _ in range(2):
             client.sendall(request_bytes("/v1/models", b"", method="GET", close=False))
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
-            time.sleep(0.6)
+            time.sleep(1.0)
 
 
 def test_requests_in_a_pipeline_are_answered_in_turn(hasty: Server) -> None:
@@ -116,7 +117,7 @@ def test_who_reads_nothing_loses_the_connection(
         until(lambda: len(core.scheduler.roster) == 0 and context.lifecycle.num_open == 0)
         assert core.scheduler.kv.num_active == 0
         assert core.scheduler.counters.finished["abort"] - num_aborted == (1 if stream else 0)
-        time.sleep(1.2)
+        time.sleep(2.0)
         taken = 0
         while piece := client.recv(1 << 16):
             taken += len(piece)

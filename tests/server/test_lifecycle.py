@@ -71,7 +71,7 @@ def test_s09_the_second_signal_ends_at_once(tiny_folder: Path) -> None:
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == 128 + signal.SIGTERM
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert "Traceback" not in server.text
         streaming.close()
 
@@ -82,5 +82,5 @@ def test_an_idle_server_ends_at_once(tiny_folder: Path) -> None:
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == 0
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert "draining" not in server.text
