@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,3 +114,19 @@ def test_wrong_settings_are_refused_before_the_model_is_looked_for(
 def test_a_setting_that_does_not_fit_the_model_is_named_too(tiny_folder: Path) -> None:
     code, text = refused(str(tiny_folder), "--port", "0", LEAFAGE_MAX_MODEL_LEN="99999")
     assert code == 2 and "(LEAFAGE_MAX_MODEL_LEN)" in text
+
+
+@pytest.mark.skipif(
+    available_cpus() < 2 or shutil.which("taskset") is None, reason="needs two CPUs and taskset"
+)
+def test_c04_two_servers_under_disjoint_masks_share_no_core(tiny_folder: Path) -> None:
+    """Neither takes a thread more than its mask has CPUs, nor leaves it."""
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    with started(str(tiny_folder), cpus=[cpus[0]]) as one, started(str(tiny_folder), cpus=[cpus[1]]) as other:
+        seen = []
+        for server in (one, other):
+            assert ask(server.port, "/v1/completions", {"prompt": "abc", "max_tokens": 20}).status == 200
+            assert ", 1 thread, kernels" in server.text
+            tasks = Path(f"/proc/{server.pid}/task").iterdir()
+            seen.append({cpu for task in tasks for cpu in os.sched_getaffinity(int(task.name))})
+        assert seen == [{cpus[0]}, {cpus[1]}]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,9 +63,11 @@ class Process:
 
 
 @contextmanager
-def started(*words: str, **environment: str) -> Iterator[Process]:
-    """`leafage serve WORDS` at a free port, listening; killed at the end if it still runs."""
+def started(*words: str, cpus: Sequence[int] = (), **environment: str) -> Iterator[Process]:
+    """`leafage serve WORDS` at a free port, listening, on these CPUs; killed at the end if it still runs."""
     command = [sys.executable, "-m", "leafage", "serve", *words]
+    if cpus:
+        command = ["taskset", "--cpu-list", ",".join(map(str, cpus)), *command]
     environment = {name: v for name, v in os.environ.items() if name != "LEAFAGE_MODEL"} | environment
     if "--port" not in words and "LEAFAGE_PORT" not in environment:
         command += ["--port", "0"]
