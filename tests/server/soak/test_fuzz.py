@@ -6,6 +6,7 @@ Needs the package schemathesis (extra `soak`).
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
             f"http://127.0.0.1:{server.port}/openapi.json",
             "--checks=not_a_server_error",
             "--mode=all",
-            "--phases=fuzzing",
+            "--phases=coverage,fuzzing,stateful",
             "--continue-on-failure",
             "--request-timeout=60",
             "--workers=4",
@@ -41,7 +42,7 @@ def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
         ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS + 300)
         print(done.stdout[-6000:])
-        print("==", done.stdout.strip().splitlines()[-1].strip(" ="))
+        print("==", re.findall(r"\d+ generated, .*", done.stdout)[-1], f"in {SECONDS:.0f} s")
         assert done.returncode == 0, done.stdout[-8000:]
         settle(server)
         assert ask(server.port, "/v1/completions", {"prompt": "still here?"}).status == 200
