@@ -4,9 +4,9 @@
     python benchmarks/serve_then_ask.py machine.json [--variants policy=fcfs kv_cache_tokens=8192 ...]
 
 A server (`leafage serve --request-log`) answers questions about many tasks, each behind its task's
-instructions, of which its KV cache holds a few. The log of the first variant's run is then simulated with
-each variant's settings, from its hashes and times alone. Beside it stands what really happens: the same
-requests, served with those settings.
+instructions, of which its KV cache holds a few. From the log of the first variant's run comes how fast the
+machine was then (`leafage sim calibrate --trace`), and the requests, as hashes and times. They are simulated
+with each variant's settings; beside it stands what really happens: the same requests, served with those.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.result import SimResult
 from leafage.sim.scenario import Scenario
 from leafage.sim.summary import summarize
+from leafage.sim.trace_file import TraceFile
+from leafage.sim.trace_fit import fit_trace, read_measured
 
 TASK_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 400, 40, 24
 FIRST_TOKEN_ID = 1000
@@ -185,6 +187,17 @@ def told(log: Path, mean_batch: float) -> Numbers:
     )
 
 
+def fitted(log: Path, hardware: Hardware, spec: LLMSpec, settings: Mapping[str, Any]) -> Hardware:
+    """`leafage sim calibrate --trace LOG`: the machine as it was while the log was written."""
+    config, requests = EngineConfig(**settings), TraceFile(log)
+    found = fit_trace(
+        hardware,
+        read_measured(log),
+        lambda machine: build_simulation(config, machine, spec).run(requests),
+    )
+    return found.hardware
+
+
 def simulate(log: Path, hardware: Hardware, spec: LLMSpec, settings: Mapping[str, Any]) -> Numbers:
     """What `leafage sim run --trace LOG` says."""
     scenario = Scenario(
@@ -236,10 +249,13 @@ def main() -> None:
     print(f"{len(asked)} requests in {arguments.seconds:g} s; logs in {folder}")
     print("| | TTFT mean | TTFT P90 | E2E mean | mean batch | hit rate |")
     print("| --- " * 6 + "|")
+    machine, spec = hardware, hardware.steps.spec
     for variant, log in zip(arguments.variants, logs, strict=True):
         settings = {**SETTINGS, **parse_variant(variant)}
         real = serve(arguments.model, settings, log, asked)
-        simulated = simulate(logs[0], hardware, hardware.steps.spec, settings)
+        if log is logs[0]:
+            machine = fitted(log, hardware, spec, settings)
+        simulated = simulate(logs[0], machine, spec, settings)
         print(real.row(f"`{variant}`, served"))
         print(simulated.row("simulated from the log"))
         print(simulated.error(real), flush=True)

@@ -41,7 +41,8 @@ def calibrate(
     (`--hardware FILE` of other commands).
 
     With --trace nothing runs here: the efficiencies of a known device are fitted until the simulator does
-    with the trace what a server on that device was measured to do. Give the limits of that server as flags.
+    with the trace what a server on that device was measured to do; of a file with measured steps, how many
+    times as long they took. Give the limits of that server as flags.
 
     **Examples**
 
@@ -49,6 +50,7 @@ def calibrate(
         leafage sim run --hardware machine.json --model smollm2-135m --rate 2
         leafage sim calibrate mine.json --trace vllm.jsonl --hardware rtx4090 --model llama-3.1-8b
             --max-num-seqs 128 --max-num-batched-tokens 2048 --kv-cache-tokens 41408
+        leafage sim calibrate today.json --trace requests.jsonl --hardware machine.json --model smollm2-135m
 
     Parameters
     ----------
@@ -59,9 +61,10 @@ def calibrate(
     name
         What the hardware is called; default: the CPU's name, threads and kernels, or the device's name.
     trace
-        JSON lines with arrival_time, queued_ts, first_token_ts, last_token_ts, input_toks and output_toks.
+        Leafage's request log; or JSON lines with arrival_time, queued_ts, first_token_ts, last_token_ts,
+        input_toks and output_toks.
     hardware
-        With --trace: the device, by name or from a file, whose efficiencies are fitted.
+        With --trace: the device, by name or from a file, whose speed is fitted.
     tensor_parallel
         With --trace: devices that shared the model.
     """
@@ -110,6 +113,8 @@ def _fit_trace(
         )
     device, spec = Hardware.load(hardware), LLMSpec.load(model)
     config = EngineConfig.from_kwargs(**settings)
+    if device.steps is not None and not (device.steps.spec.has_shape_of(spec) and tensor_parallel == 1):
+        device = replace(device, steps=None)  # of another model: its roofline counts
     measured, workload = read_measured(trace), TraceFile(trace)
 
     def simulate(candidate: Hardware) -> SimResult:
@@ -134,7 +139,10 @@ def _print_trace(device: Hardware, fitted: Hardware, found: TraceFit) -> None:
     from leafage.sim.trace_fit import compare
 
     console = terminal.print_console()
-    for title, constants in (("before", device), ("fitted", fitted)):
+    if device.steps is not None and fitted.steps is not None:
+        factor = fitted.steps.seconds_per_token / device.steps.seconds_per_token
+        console.print(f"steps took {factor:.2f} times as long as in the file")
+    for title, constants in (("before", device), ("fitted", fitted)) if device.steps is None else ():
         console.print(
             f"{title}: {100 * constants.compute_efficiency:.0f} % of the operations, "
             f"{100 * constants.memory_efficiency:.0f} % of the bandwidth, "

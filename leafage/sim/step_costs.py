@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,21 @@ class StepCosts:
             raise InvalidParameterError(
                 "steps cannot be read", value=error, remedy="write it anew with `leafage sim calibrate`"
             ) from error
+
+    def scaled(self, factor: float) -> StepCosts:
+        """Those of a machine on which everything takes `factor` times as long."""
+
+        def curve(points: Curve) -> Curve:
+            return tuple((count, factor * seconds) for count, seconds in points)
+
+        return replace(
+            self,
+            tokens=curve(self.tokens),
+            rows=curve(self.rows),
+            per_item=factor * self.per_item,
+            per_context=factor * self.per_context,
+            per_pair=factor * self.per_pair,
+        )
 
     @property
     def seconds_per_token(self) -> float:

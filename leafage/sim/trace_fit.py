@@ -1,4 +1,4 @@
-"""Fits a device's efficiencies to what a server was measured to do with a trace."""
+"""Fits a device's speed to what a server was measured to do with a trace."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from leafage.engine.request_log import HEADER
 from leafage.errors import InvalidParameterError, TraceFileError
 from leafage.sim.hardware import Hardware
+from leafage.sim.json_formats import keys_of
 from leafage.sim.least_squares import Floats
 from leafage.sim.result import Records, SimResult
-from leafage.sim.trace_formats import CORRECT, Source
+from leafage.sim.trace_formats import CORRECT, Source, shown
 
 PERCENTILES = (50, 90, 99)
 ROUNDS, TRIES = 5, 3
@@ -25,6 +27,8 @@ _BESIDE = 0.1
 _STEP_SECONDS = 2e-3
 _LOWEST = np.array([np.log(0.05), np.log(0.1), 0.0])
 _HIGHEST = np.array([0.0, 0.0, 25.0])
+_SLOWEST = np.array([np.log(5.0)])
+"""How much longer, or shorter, than measured steps may really have taken."""
 
 Simulate = Callable[[Hardware], SimResult]
 """Runs the trace on a device."""
@@ -77,9 +81,9 @@ class TraceFit:
 
 
 def read_measured(path: Path) -> Latencies:
-    """What vLLM did, as LLMServingSim records it: JSON lines with arrival_time by one clock, and queued_ts,
-    first_token_ts and last_token_ts by another. The request that was queued soonest after its arrival joins
-    both clocks.
+    """What a server did: Leafage's request log; or vLLM's times, as LLMServingSim records them, JSON lines
+    with arrival_time by one clock, and queued_ts, first_token_ts and last_token_ts by another. The request
+    that was queued soonest after its arrival joins both clocks.
 
     Raises:
         TraceFileError: the file cannot be read, or a line is not what it must be; it says which.
@@ -89,6 +93,13 @@ def read_measured(path: Path) -> Latencies:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TraceFileError(f"{path}: cannot be read", value=error, remedy="give UTF-8 text") from error
+    if lines and HEADER in keys_of(lines[0]):
+        return _latencies(_logged(lines, source), source)
+    return _latencies(_recorded(lines, source), source)
+
+
+def _recorded(lines: list[str], source: Source) -> list[list[float]]:
+    """[arrival, first token, last token, output tokens, sequences] of each request."""
     times: list[list[float]] = []
     for source.line, line in enumerate(lines, 1):
         if not line.strip():
@@ -100,20 +111,49 @@ def read_measured(path: Path) -> Latencies:
         ]
         if not row[1] <= row[2] <= row[3]:
             source.refuse("queued_ts, first_token_ts and last_token_ts are not in order", remedy=CORRECT)
-        times.append([*row, source.length("output_toks", source.field(record, "output_toks"))])
+        times.append([*row, source.length("output_toks", source.field(record, "output_toks")), 1])
+    between = min((queued - arrival for arrival, queued, *_ in times), default=0.0)
+    return [[arrival + between, *rest] for arrival, _, *rest in times]
+
+
+def _logged(lines: list[str], source: Source) -> list[list[float]]:
+    """The same of a request log. Requests without an answer are left out, as when the log is simulated."""
+    times: list[list[float]] = []
+    first_start = since = 0.0
+    for source.line, line in enumerate(lines, 1):
+        record = source.object(line)
+        if HEADER in record:
+            started = source.number("started", source.field(record, "started"))
+            first_start = first_start or started
+            since = started - first_start
+            continue
+        answers = source.field(record, "answers")
+        if not isinstance(answers, list) or not all(isinstance(answer, dict) for answer in answers):
+            source.refuse("answers is no list of objects", value=shown(answers), remedy=CORRECT)
+        outputs = [source.length("tokens", source.field(answer, "tokens")) for answer in answers]
+        if not outputs or not outputs[0]:
+            continue
+        arrival = since + source.number("arrival", source.field(record, "arrival"))
+        first = arrival + source.number("ttft", source.field(record, "ttft"))
+        last = since + source.number("finished", source.field(record, "finished"))
+        times.append([arrival, first, last, sum(outputs), len(outputs)])
+    return times
+
+
+def _latencies(times: list[list[float]], source: Source) -> Latencies:
     if not times:
         raise TraceFileError(
-            f"{path}: no request was measured",
+            f"{source.file}: no request was measured",
             value="0 lines",
             limit="at least 1",
             remedy="give a line for each",
         )
-    arrival, queued, first, last, outputs = np.array(times).T
-    arrival += np.min(queued - arrival)
-    several = outputs > 1
+    arrival, first, last, outputs, num_sequences = np.array(times).T
+    each = outputs / num_sequences
+    several = each > 1
     return Latencies(
         ttft=first - arrival,
-        tpot=(last - first)[several] / (outputs[several] - 1),
+        tpot=(last - first)[several] / (each[several] - 1),
         throughput=float(outputs.sum() / (last.max() - arrival.min())),
     )
 
@@ -152,16 +192,18 @@ def fit_trace(
 ) -> TraceFit:
     """Choose compute_efficiency, memory_efficiency and step_seconds so that mean TTFT, mean TPOT and
     throughput come closest to the measured ones, relatively: Gauss and Newton's method with the damping of
-    Levenberg and Marquardt.
+    Levenberg and Marquardt. Where the device's steps were measured, choose how many times as long all of them
+    took.
 
     Args:
-        hardware: the start; a roofline.
+        hardware: the start; a roofline, or measured steps of the model that was served.
         on_progress: told (simulations done, at most).
 
     Raises:
         InvalidParameterError: requests of the trace do not fit.
     """
     goal, start = np.log(measured.means), _constants(hardware)
+    lowest, highest = (_LOWEST, _HIGHEST) if hardware.steps is None else (-_SLOWEST, _SLOWEST)
     total, done = 1 + ROUNDS * (len(start) + TRIES), 0
 
     def off(at: Floats) -> tuple[Floats, Latencies]:
@@ -178,11 +220,11 @@ def fit_trace(
         slopes = np.empty((len(best), len(at)))
         for index in range(len(at)):
             beside = at.copy()
-            beside[index] += -_BESIDE if at[index] + _BESIDE > _HIGHEST[index] else _BESIDE
+            beside[index] += -_BESIDE if at[index] + _BESIDE > highest[index] else _BESIDE
             slopes[:, index] = (off(beside)[0] - best) / (beside[index] - at[index])
         for _ in range(TRIES):
             step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(at)), -slopes.T @ best)
-            trial = np.clip(at + np.clip(step, -0.7, 0.7), _LOWEST, _HIGHEST)
+            trial = np.clip(at + np.clip(step, -0.7, 0.7), lowest, highest)
             residual, trial_run = off(trial)
             if residual @ residual < best @ best:
                 at, best, run, damping = trial, residual, trial_run, damping / 4
@@ -194,7 +236,10 @@ def fit_trace(
 
 
 def _constants(hardware: Hardware) -> Floats:
-    """As they are fitted: logarithms of both efficiencies, and the fixed time in its own unit."""
+    """As they are fitted: logarithms of both efficiencies, and the fixed time in its own unit; or that of
+    what measured steps are multiplied with."""
+    if hardware.steps is not None:
+        return np.zeros(1)
     return np.array(
         [
             np.log(hardware.compute_efficiency),
@@ -205,11 +250,12 @@ def _constants(hardware: Hardware) -> Floats:
 
 
 def _with(hardware: Hardware, constants: Floats) -> Hardware:
+    if hardware.steps is not None:
+        return replace(hardware, steps=hardware.steps.scaled(float(np.exp(constants[0]))))
     compute, memory, step = map(float, constants)
     return replace(
         hardware,
         compute_efficiency=min(float(np.exp(compute)), 1.0),
         memory_efficiency=min(float(np.exp(memory)), 1.0),
         step_seconds=step * _STEP_SECONDS,
-        steps=None,
     )

@@ -84,6 +84,9 @@ def test_x01_golden_exposition(tmp_path: Path) -> None:
         own = [line for line in lines if "process_" not in line]
         assert len(own) < len(lines), "what the process uses is there as well"
         text = "\n".join(own) + "\n"
+        text = re.sub(
+            r"(last_step_age_seconds\{.*\}) .*", r"\1 0.0", text
+        )  # the scrape itself woke the engine
         (tmp_path / "metrics.txt").write_text(text)
         assert text == GOLDEN.read_text(), f"if it is meant to differ, take {tmp_path / 'metrics.txt'}"
 

@@ -9,10 +9,12 @@ import pytest
 
 from leafage.build import build_simulation
 from leafage.config import EngineConfig
+from leafage.engine.request_log import RequestLog
 from leafage.errors import InvalidParameterError, TraceFileError
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.result import SimResult
+from leafage.sim.step_costs import StepCosts
 from leafage.sim.trace_file import TraceFile
 from leafage.sim.trace_fit import compare, fit_trace, latencies_of, read_measured
 from leafage.sim.workload import SimRequest, Trace
@@ -135,3 +137,58 @@ def test_constants_of_vllm_runs_meet_the_means(
     simulation = build_simulation(config, hardware, LLMSpec.load("llama-3.1-8b"))
     simulated = latencies_of(simulation.run(TraceFile(path)).records)
     assert simulated.means == pytest.approx(read_measured(path).means, rel=0.05)
+
+
+def logged(path: Path, hardware: Hardware) -> SimResult:
+    """Serve requests on a device and write the request log of it."""
+    simulation = build_simulation(EngineConfig(kv_cache_tokens=4096), hardware, LLMSpec.load("smollm2-135m"))
+    log = RequestLog(path, simulation.metrics)
+    rng = np.random.default_rng(0)
+    requests = [
+        SimRequest(str(i), 0.05 * i, range(i << 20, (i << 20) + prompt), range(output), n=1 + i % 2)
+        for i, (prompt, output) in enumerate(rng.integers((50, 1), (400, 40), (60, 2)).tolist())
+    ]
+    result = simulation.run(Trace(requests))
+    log.close()
+    return result
+
+
+def test_a_request_log_tells_what_the_engine_knows(tmp_path: Path) -> None:
+    result = logged(tmp_path / "log", Hardware.load("zen3-2-threads-avx2"))
+    measured, known = read_measured(tmp_path / "log"), latencies_of(result.records)
+    assert sorted(measured.ttft) == pytest.approx(sorted(known.ttft), abs=1e-5)
+    assert sorted(measured.tpot) == pytest.approx(sorted(known.tpot), abs=1e-5)
+    assert measured.throughput == pytest.approx(known.throughput)
+
+
+def test_requests_without_an_answer_are_left_out_and_wrong_lines_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    logged(path, Hardware.load("zen3-2-threads-avx2"))
+    count = len(read_measured(path).ttft)
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[1])
+    path.write_text("\n".join([*lines, json.dumps({**record, "ttft": None, "answers": []})]))
+    assert len(read_measured(path).ttft) == count
+    for change, message in (({"answers": 3}, "answers is no list"), ({"ttft": None}, "ttft is not a finite")):
+        path.write_text("\n".join([*lines, json.dumps({**record, **change})]))
+        with pytest.raises(TraceFileError, match=f"line {len(lines) + 1}: {message}"):
+            read_measured(path)
+
+
+def test_how_much_longer_measured_steps_took_is_found_again(tmp_path: Path) -> None:
+    spec = LLMSpec.load("smollm2-135m")
+    costs = StepCosts(
+        spec=spec, block_size=16, tokens=((0, 2e-3), (1, 4e-3), (256, 0.1)), rows=((0, 0.0), (64, 0.01))
+    )
+    device = replace(Hardware.load("zen3-2-threads-avx2"), steps=costs)
+    logged(tmp_path / "log", replace(device, steps=costs.scaled(1.3)))
+    config, requests = EngineConfig(kv_cache_tokens=4096), TraceFile(tmp_path / "log")
+    found = fit_trace(
+        device,
+        read_measured(tmp_path / "log"),
+        lambda machine: build_simulation(config, machine, spec).run(requests),
+    )
+    assert found.hardware.steps is not None
+    factor = found.hardware.steps.seconds_per_token / costs.seconds_per_token
+    assert factor == pytest.approx(1.3, rel=0.02)
+    assert found.hardware.compute_efficiency == device.compute_efficiency
