@@ -140,6 +140,8 @@ def test_a_state_that_has_not_changed_is_told_once() -> None:
 
 def test_hello_tells_the_facts_and_the_seconds_so_far() -> None:
     async def test(server: Server) -> None:
+        while not server.feed._history:
+            await asyncio.sleep(0.01)
         await server.ask()
         while len(server.feed._history) < 3:
             await asyncio.sleep(0.01)

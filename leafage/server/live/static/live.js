@@ -30,6 +30,7 @@ const handlers = {
   hello(data) {
     const restarted = facts.started !== undefined && facts.started !== data.started;
     facts = data;
+    byId("main").hidden = false;
     history.reset(data.history);
     if (restarted) say(byId("spoken"), "The server was restarted.");
     say(byId("model"), data.model);
@@ -45,7 +46,6 @@ const handlers = {
     requests.update(data);
     pool.update(data, facts, rss);
     peek.refresh();
-    document.body.dataset.state = "live";
   },
 };
 
@@ -111,12 +111,16 @@ async function run() {
       if (error.status) [status, words] = [error.status, error.message];
       else if (!(error instanceof TypeError) && error.name !== "AbortError") console.error(error);
     }
-    if (performance.now() - began > 5000) pause = 0.5;
-    if (status === 401 || status === 403) {
-      await askForKey(words);
+    if (gone) {
+      tell("quiet", "paused");
+      await new Promise((resolve) => (wake = resolve));
       continue;
     }
-    while (document.hidden && gone) await new Promise((resolve) => (wake = resolve));
+    if (performance.now() - began > 5000) pause = 0.5;
+    if (status === 401) {
+      await askForKey();
+      continue;
+    }
     const sentence = status ? words : "The server does not answer. The picture below is from before.";
     for (let left = pause; left > 0; left -= 1) {
       tell("bad", `${status ? `server says ${status}` : "connection lost"}, again in ${Math.ceil(left)} s`, sentence);
@@ -130,15 +134,18 @@ async function run() {
   }
 }
 
-function askForKey(words) {
+let tried = false; // a key
+
+function askForKey() {
   tell("warn", "key needed");
   const form = byId("key");
   form.hidden = false;
-  form.querySelector("label").textContent = words;
+  form.querySelector("label").textContent = tried ? "That key is not known here." : "This server wants an API key.";
   byId("key-value").focus();
   return new Promise((resolve) => {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
+      tried = true;
       useKey(byId("key-value").value.trim());
       byId("key-value").value = "";
       resolve();
