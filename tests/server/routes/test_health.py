@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leafage.build import Assets
     from leafage.server.context import Context
 
-STALL_LIMIT = 0.3
+STALL_LIMIT = 0.6
 WAIT = 20.0
 
 
@@ -70,11 +70,11 @@ def test_s08_a_frozen_engine_is_told_within_the_limit_and_an_idle_one_is_well(fr
     began = time.monotonic()
     while frozen.health().status_code == 200:
         time.sleep(0.01)
-    assert STALL_LIMIT * 0.5 < time.monotonic() - began < STALL_LIMIT + 1.0
+    assert STALL_LIMIT * 0.5 < time.monotonic() - began < STALL_LIMIT + 2.0
     for kind in ("", "/live", "/ready"):
         answer = frozen.health(kind)
         assert answer.status_code == 503 and answer.json()["status"] == "stalled"
-        assert "at one step for" in answer.json()["reason"] and "limit: 0.3 s" in answer.json()["reason"]
+        assert "at one step for" in answer.json()["reason"] and "limit: 0.6 s" in answer.json()["reason"]
         assert answer.json()["last_step_age_seconds"] > STALL_LIMIT
     text = httpx.get(f"{frozen.url}/metrics", timeout=WAIT).text
     (line,) = [line for line in text.splitlines() if line.startswith("leafage:last_step_age_seconds{")]
