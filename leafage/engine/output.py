@@ -60,15 +60,15 @@ class TokenLogprobs(SequenceOf[LogprobDict]):
         count: how many of the most likely tokens a position reports.
     """
 
-    __slots__ = ("_count", "_texts", "_tokens")
+    __slots__ = ("_count", "_texts", "tokens")
 
     def __init__(self, tokens: list[SampledToken], count: int, texts: TokenTexts) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._count = count
         self._texts = texts
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.tokens)
 
     @overload
     def __getitem__(self, index: int) -> LogprobDict: ...
@@ -76,11 +76,11 @@ class TokenLogprobs(SequenceOf[LogprobDict]):
     def __getitem__(self, index: slice) -> list[LogprobDict]: ...
     def __getitem__(self, index: int | slice) -> LogprobDict | list[LogprobDict]:
         if isinstance(index, slice):
-            return [self._dict(token) for token in self._tokens[index]]
-        return self._dict(self._tokens[index])
+            return [self._dict(token) for token in self.tokens[index]]
+        return self._dict(self.tokens[index])
 
     def __iter__(self) -> Iterator[LogprobDict]:
-        return map(self._dict, self._tokens)
+        return map(self._dict, self.tokens)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (list, TokenLogprobs)):
@@ -109,6 +109,12 @@ class TokenLogprobs(SequenceOf[LogprobDict]):
             if token_id not in found:
                 found[token_id] = Logprob(logprob, rank, text_of(token_id))
         return found
+
+
+def sampled_tokens(logprobs: SequenceOf[LogprobDict]) -> list[SampledToken]:
+    """The tokens behind an answer's log-probabilities, for those who write them in a shape of their own."""
+    assert isinstance(logprobs, TokenLogprobs)
+    return logprobs.tokens
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from leafage.engine.inputs import NewRequest
-from leafage.engine.output import CompletionOutput, LogprobDict, RequestOutput
+from leafage.engine.output import CompletionOutput, LogprobDict, RequestOutput, sampled_tokens
 from leafage.server.context import ServedModel
 from leafage.server.conversation import Message
 from leafage.server.protocol.answers import (
@@ -22,7 +22,7 @@ from leafage.server.protocol.answers import (
     usage,
 )
 from leafage.server.protocol.chat import AnswerMessage, ChatCompletion, ChatCompletionRequest, Choice
-from leafage.server.protocol.logprobs import ChatLogprobs, LogprobWriter, prompt_logprobs_json
+from leafage.server.protocol.logprobs import ChatLogprobs, TokenNames, chat_logprobs, prompt_logprobs_json
 from leafage.server.sse import DONE, ChunkForm, error_event, quoted
 from leafage.server.tools.message import Message as WholeMessage
 from leafage.server.tools.message import MessageDelta
@@ -66,7 +66,7 @@ class ChatAnswer:
         self._keep = keep
         self._session = session
         self._num_top = body.top_logprobs or 0
-        self._logprobs = LogprobWriter(model.tokenizer, skips_special=new.params.skip_special_tokens)
+        self._names = TokenNames(model.tokenizer, skips_special=new.params.skip_special_tokens)
         self._head: dict[str, Any] = {
             "id": new_id("chatcmpl-"),
             "object": "chat.completion",
@@ -212,4 +212,6 @@ class ChatAnswer:
         return found
 
     def _logprobs_of(self, positions: Sequence[LogprobDict] | None) -> ChatLogprobs | None:
-        return None if positions is None else self._logprobs.chat(positions, self._num_top)
+        if positions is None:
+            return None
+        return chat_logprobs(sampled_tokens(positions), self._num_top, self._names)

@@ -9,14 +9,14 @@ from typing import Any
 
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine.inputs import NewRequest
-from leafage.engine.output import CompletionOutput, LogprobDict, RequestOutput
+from leafage.engine.output import CompletionOutput, LogprobDict, RequestOutput, sampled_tokens
 from leafage.server.context import ServedModel
 from leafage.server.protocol.answers import Count, cache_report, check_answered, new_id, usage
 from leafage.server.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from leafage.server.protocol.logprobs import (
-    LogprobWriter,
     TextLogprobs,
     TextLogprobWriter,
+    TokenNames,
     prompt_logprobs_json,
 )
 from leafage.server.sse import DONE, ChunkForm, error_event, quoted
@@ -41,7 +41,8 @@ class CompletionAnswer:
         self._body = body
         self._n = params.n
         self._requests = requests
-        self._logprobs = LogprobWriter(model.tokenizer, skips_special=params.skip_special_tokens)
+        self._names = TokenNames(model.tokenizer, skips_special=params.skip_special_tokens)
+        self._num_top = body.logprobs or 0
         self._head: dict[str, Any] = {
             "id": new_id("cmpl-"),
             "object": "text_completion",
@@ -141,8 +142,10 @@ class CompletionAnswer:
         """Of the next tokens; the prompt's go in front of the first ones where it is echoed."""
         writer = self._text_logprobs.get(index)
         if writer is None:
-            writer = self._text_logprobs[index] = self._logprobs.texts(len(echoed or ""))
-        written = writer.write(positions)
+            writer = self._text_logprobs[index] = TextLogprobWriter(
+                self._names, self._num_top, len(echoed or "")
+            )
+        written = writer.write(sampled_tokens(positions) if positions else [])
         if not (echoed is not None and self._body.echo):
             return written
         number = index // self._n

@@ -12,7 +12,7 @@ from starlette.types import Receive
 
 from leafage.engine.async_engine import Answers
 from leafage.engine.inputs import NewRequest
-from leafage.engine.output import RequestOutput
+from leafage.engine.output import RequestOutput, sampled_tokens
 from leafage.server.context import Context, context_of
 from leafage.server.errors import ApiError
 
@@ -20,6 +20,10 @@ T = TypeVar("T")
 
 LONG_BODY = 8192
 """Bytes from which its texts are encoded beside the event loop."""
+
+
+LONG_LOGPROBS = 2000
+"""Log-probabilities of an answer, all told, from which it is written beside the event loop."""
 
 
 class ClientLeft(Exception):
@@ -165,6 +169,19 @@ async def encoded(request: Request, encode: Callable[[], T]) -> T:
     if len(await request.body()) < LONG_BODY:
         return encode()
     return await asyncio.get_running_loop().run_in_executor(context_of(request).encoders, encode)
+
+
+async def written(request: Request, outputs: list[RequestOutput], write: Callable[[], T]) -> T:
+    """What `write` makes of whole outputs. Where they have many log-probabilities it holds up nobody else."""
+    num_entries = 0
+    for output in outputs:
+        for one in output.outputs:
+            if one.logprobs is not None:
+                tokens = sampled_tokens(one.logprobs)
+                num_entries += len(tokens) * (1 + len(tokens[0].top) if tokens else 0)
+    if num_entries < LONG_LOGPROBS:
+        return write()
+    return await asyncio.get_running_loop().run_in_executor(context_of(request).encoders, write)
 
 
 async def _left(receive: Receive) -> None:

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from leafage.core.sampling_params import SamplingParams
 from leafage.engine.inputs import NewRequest
-from leafage.engine.output import CompletionOutput, RequestOutput
+from leafage.engine.output import CompletionOutput, RequestOutput, sampled_tokens
 from leafage.server.context import ServedModel
 from leafage.server.conversation import Message
 from leafage.server.errors import ApiError, api_error
 from leafage.server.protocol.answers import Count, SessionReport, cache_report, new_id
-from leafage.server.protocol.logprobs import LogprobWriter, PositionLogprob, TokenLogprob
+from leafage.server.protocol.logprobs import PositionLogprob, TokenLogprob, TokenNames, chat_logprobs
 from leafage.server.protocol.responses import (
     IncompleteDetails,
     OutputItem,
@@ -160,7 +160,7 @@ class ResponseAnswer:
         self._parser = new_parser()
         self._keep = keep
         self._session = session
-        self._logprobs = LogprobWriter(model.tokenizer, skips_special=params.skip_special_tokens)
+        self._names = TokenNames(model.tokenizer, skips_special=params.skip_special_tokens)
         self._count = Count(len(new.prompt_token_ids))
         self._items = OutputItems(self._emit)
         self._pieces: list[tuple[CompletionOutput, MessageDelta]] = []
@@ -208,8 +208,9 @@ class ResponseAnswer:
             delta += self._parser.finish()
         logprobs: list[PositionLogprob] = []
         if one.logprobs is not None:
-            found = self._logprobs.chat(one.logprobs, self._body.top_logprobs or 0)["content"]
-            logprobs = [_with_bytes(token) for token in found if token["bytes"] is not None]
+            num_top = self._body.top_logprobs or 0
+            found = chat_logprobs(sampled_tokens(one.logprobs), num_top, self._names)
+            logprobs = [_with_bytes(token) for token in found["content"] if token["bytes"] is not None]
         self._items.add(delta, logprobs)
         self._pieces.append((one, delta))
         if one.finished:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from array import array
 from collections import OrderedDict
@@ -35,7 +36,7 @@ Message = Mapping[str, Any]
 
 
 class BoundedStore(Generic[K, V]):
-    """A dict of what was used last: bounded in number, bytes and age.
+    """A dict of what was used last: bounded in number, bytes and age. Threads may share it.
 
     Args:
         ttl: seconds after which an entry that was not put again is gone; None: it stays.
@@ -54,6 +55,7 @@ class BoundedStore(Generic[K, V]):
         self._ttl = ttl
         self._clock = clock
         self._entries: OrderedDict[K, tuple[V, int, float]] = OrderedDict()
+        self._lock = threading.RLock()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -61,34 +63,36 @@ class BoundedStore(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value, or None."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        if self._ttl is not None and self._clock() - entry[2] > self._ttl:
-            self.remove(key)
-            return None
-        self._entries.move_to_end(key)
-        return entry[0]
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            if self._ttl is not None and self._clock() - entry[2] > self._ttl:
+                self.remove(key)
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
         """Keep a value instead of the key's old one; what was not used for longest makes room. One that is
         larger than all the room is not kept."""
-        self.remove(key)
         num_bytes += _BYTES_EACH
-        if num_bytes > self._max_bytes:
-            return
-        self._entries[key] = (value, num_bytes, self._clock())
-        self.num_bytes += num_bytes
-        while len(self._entries) > self._max_entries or self.num_bytes > self._max_bytes:
-            self.remove(next(iter(self._entries)))
+        with self._lock:
+            self.remove(key)
+            if num_bytes > self._max_bytes:
+                return
+            self._entries[key] = (value, num_bytes, self._clock())
+            self.num_bytes += num_bytes
+            while len(self._entries) > self._max_entries or self.num_bytes > self._max_bytes:
+                self.remove(next(iter(self._entries)))
 
     def remove(self, key: K) -> bool:
         """Forget a key; False when it is not there."""
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return False
-        self.num_bytes -= entry[1]
-        return True
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self.num_bytes -= entry[1]
+        return entry is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from leafage.engine.output import Logprob, LogprobDict
+from leafage.core.batch import SampledToken
+from leafage.engine.output import LogprobDict
 from leafage.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
@@ -51,70 +52,84 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
 
 
-class LogprobWriter:
-    """Writes the log-probabilities of one request's answers.
+class TokenNames:
+    """How answers write tokens; each is asked of the tokenizer once.
 
     Args:
         skips_special: special tokens leave nothing in the texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skips_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skips_special = skips_special
-        self._bytes: dict[int, list[int] | None] = {}
+        self.tokenizer = tokenizer
+        self.skips_special = skips_special
+        self._named: dict[int, tuple[str, list[int] | None]] = {}
+        self._texts: dict[int, str] = {}
 
-    def chat(self, positions: Iterable[LogprobDict], num_top: int) -> ChatLogprobs:
-        """Each token with its bytes and the `num_top` most likely ones."""
-        content: list[PositionLogprob] = []
-        for position in positions:
-            found = list(position.items())
-            token_id, own = found[0]
-            best = sorted(found, key=lambda one: one[1].rank)[:num_top] if num_top else []
-            content.append(
-                {
-                    "token": own.decoded_token,
-                    "logprob": finite(own.logprob),
-                    "bytes": self._bytes_of(token_id),
-                    "top_logprobs": [self._entry(*one) for one in best],
-                }
-            )
-        return {"content": content, "refusal": None}
+    def of(self, token_id: int) -> tuple[str, list[int] | None]:
+        """Its text, and its bytes; None for a special token that leaves none."""
+        named = self._named.get(token_id)
+        if named is None:
+            hidden = self.skips_special and token_id in self.tokenizer.special_ids
+            data = self.tokenizer.token_bytes(token_id)
+            named = (data.decode(errors="replace"), None if hidden else list(data))
+            self._named[token_id] = named
+        return named
 
-    def texts(self, start: int = 0) -> TextLogprobWriter:
-        """A writer of the older shape, for one answer that begins at a character of its text."""
-        return TextLogprobWriter(self._tokenizer, start, skips_special=self._skips_special)
+    def text(self, token_id: int) -> str:
+        """Its text; `bytes:\\xf0\\x9f` for a part of a character, as OpenAI writes it."""
+        text = self._texts.get(token_id)
+        if text is None:
+            data = self.tokenizer.token_bytes(token_id)
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            self._texts[token_id] = text
+        return text
 
-    def _entry(self, token_id: int, found: Logprob) -> TokenLogprob:
-        return {
-            "token": found.decoded_token,
-            "logprob": finite(found.logprob),
-            "bytes": self._bytes_of(token_id),
-        }
 
-    def _bytes_of(self, token_id: int) -> list[int] | None:
-        try:
-            return self._bytes[token_id]
-        except KeyError:
-            hidden = self._skips_special and token_id in self._tokenizer.special_ids
-            found = None if hidden else list(self._tokenizer.token_bytes(token_id))
-            self._bytes[token_id] = found
-            return found
+def chat_logprobs(tokens: Iterable[SampledToken], num_top: int, names: TokenNames) -> ChatLogprobs:
+    """Each token with its bytes and the `num_top` most likely ones."""
+    content: list[PositionLogprob] = []
+    for token in tokens:
+        text, data = names.of(token.token_id)
+        tops: list[TokenLogprob] = []
+        for token_id, logprob in token.top[:num_top]:
+            top_text, top_data = names.of(token_id)
+            tops.append({"token": top_text, "logprob": finite(logprob), "bytes": top_data})
+        content.append({"token": text, "logprob": finite(token.logprob), "bytes": data, "top_logprobs": tops})
+    return {"content": content, "refusal": None}
 
 
 class TextLogprobWriter:
     """Writes the older shape piece by piece. Offsets count the characters of the answer's text; a token that
-    is a part of a character has that character's, and is written `bytes:\\xf0\\x9f`, as OpenAI does."""
+    is a part of a character has that character's.
 
-    def __init__(self, tokenizer: Tokenizer, start: int, *, skips_special: bool) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        num_top: most likely tokens that are told besides the one that stands there.
+        start: characters in front of the answer.
+    """
+
+    def __init__(self, names: TokenNames, num_top: int, start: int) -> None:
+        self._names = names
+        self._num_top = num_top
         self._offset = start
-        self._text = tokenizer.detokenizer(skip_special_tokens=skips_special)
+        self._text = names.tokenizer.detokenizer(skip_special_tokens=names.skips_special)
 
-    def write(self, positions: Iterable[LogprobDict]) -> TextLogprobs:
+    def write(self, tokens: Iterable[SampledToken]) -> TextLogprobs:
         """The next tokens of the answer."""
         written: TextLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for position in positions:
-            self._write(written, position)
+        name = self._names.text
+        for token in tokens:
+            text = name(token.token_id)
+            tops = {text: finite(token.logprob)}
+            for token_id, logprob in token.top[: self._num_top]:
+                tops.setdefault(name(token_id), finite(logprob))  # of one text the more likely token
+            written["tokens"].append(text)
+            written["token_logprobs"].append(finite(token.logprob))
+            written["top_logprobs"].append(tops)
+            written["text_offset"].append(self._offset)
+            self._offset += len(self._text.push(token.token_id))
         return written
 
     def echo(
@@ -126,40 +141,22 @@ class TextLogprobWriter:
             num_hidden: tokens that the tokenizer put in front of the text.
         """
         written: TextLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        text = self._tokenizer.detokenizer(skip_special_tokens=False, continues=False)
+        text = self._names.tokenizer.detokenizer(skip_special_tokens=False, continues=False)
+        name = self._names.text
         offset = 0
         for number, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
-            written["tokens"].append(self._name(token_id))
-            written["token_logprobs"].append(
-                None if position is None else finite(next(iter(position.values())).logprob)
-            )
-            written["top_logprobs"].append(None if position is None else self._top(position))
+            tops: dict[str, float] | None = None
+            if position is not None:
+                tops = {}
+                for key, found in position.items():  # the token itself is the first
+                    tops.setdefault(name(key), finite(found.logprob))
+            written["tokens"].append(name(token_id))
+            written["token_logprobs"].append(None if tops is None else tops[name(token_id)])
+            written["top_logprobs"].append(tops)
             written["text_offset"].append(offset)
             if number >= num_hidden:
                 offset += len(text.push(token_id))
         return written
-
-    def _write(self, written: TextLogprobs, position: LogprobDict) -> None:
-        token_id, own = next(iter(position.items()))
-        written["tokens"].append(self._name(token_id))
-        written["token_logprobs"].append(finite(own.logprob))
-        written["top_logprobs"].append(self._top(position))
-        written["text_offset"].append(self._offset)
-        self._offset += len(self._text.push(token_id))
-
-    def _top(self, position: LogprobDict) -> dict[str, float]:
-        """By text. Of two tokens with one text the more likely is told, the own one always."""
-        top: dict[str, float] = {}
-        for token_id, found in position.items():
-            top.setdefault(self._name(token_id), finite(found.logprob))
-        return top
-
-    def _name(self, token_id: int) -> str:
-        data = self._tokenizer.token_bytes(token_id)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def prompt_logprobs_json(positions: Iterable[LogprobDict | None]) -> list[dict[str, Any] | None]:

@@ -18,7 +18,7 @@ from leafage.server.body import answer_headers, note_ignored, operation, read_bo
 from leafage.server.chat_answer import ChatAnswer
 from leafage.server.context import Context, context_of
 from leafage.server.conversation import Message, SessionTurn, Writing, session_key
-from leafage.server.generation import complete, encoded, start
+from leafage.server.generation import complete, encoded, start, written
 from leafage.server.protocol.answers import to_json
 from leafage.server.protocol.chat import (
     ChatCompletion,
@@ -70,7 +70,7 @@ async def create_chat_completion(request: Request) -> Response:
         running = await start(request, [new], stream=True)
         return EventStream(running, answer, headers=answer_headers(request))
     [output] = await complete(request, [new])
-    whole = to_json(answer.whole(output))
+    whole = await written(request, [output], lambda: to_json(answer.whole(output)))
     return Response(whole, media_type="application/json", headers=answer_headers(request))
 
 

@@ -16,7 +16,7 @@ from leafage.errors import InvalidParameterError
 from leafage.server.body import answer_headers, operation, read_body
 from leafage.server.completion_answer import CompletionAnswer
 from leafage.server.context import Context, context_of
-from leafage.server.generation import complete, encoded, start
+from leafage.server.generation import complete, encoded, start, written
 from leafage.server.protocol.answers import to_json
 from leafage.server.protocol.completions import Completion, CompletionRequest
 from leafage.server.sse import EventStream
@@ -36,7 +36,8 @@ async def create_completion(request: Request) -> Response:
     if body.stream:
         running = await start(request, requests, stream=True)
         return EventStream(running, answer, headers=answer_headers(request))
-    whole = to_json(answer.whole(await complete(request, requests)))
+    outputs = await complete(request, requests)
+    whole = await written(request, outputs, lambda: to_json(answer.whole(outputs)))
     return Response(whole, media_type="application/json", headers=answer_headers(request))
 
 

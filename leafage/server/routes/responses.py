@@ -17,7 +17,7 @@ from leafage.server.body import answer_headers, operation, read_body
 from leafage.server.context import Context, context_of
 from leafage.server.conversation import Message, SessionTurn, Writing, owner_of
 from leafage.server.errors import ApiError
-from leafage.server.generation import complete, encoded, start
+from leafage.server.generation import complete, encoded, start, written
 from leafage.server.protocol.answers import to_json
 from leafage.server.protocol.responses import (
     LOGPROBS,
@@ -97,7 +97,7 @@ async def create_response(request: Request) -> Response:
         running = await start(request, [new], stream=True)
         return EventStream(running, answer, headers=answer_headers(request))
     [output] = await complete(request, [new])
-    whole = to_json(answer.whole(output))
+    whole = await written(request, [output], lambda: to_json(answer.whole(output)))
     return Response(whole, media_type="application/json", headers=answer_headers(request))
 
 
