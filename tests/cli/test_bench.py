@@ -27,13 +27,16 @@ def test_bench_measures_and_writes_json(leafage: Callable, smollm2_path: Path, t
     decode, prefill = report["results"]
     assert decode["name"] == "W1" and decode["num_output_tokens"] == 128
     assert prefill["num_prompt_tokens"] == 1024 and prefill["runs"][0]["cached_tokens"] == 0
-    assert 0 < decode["share"] < 1.5 and 0 < prefill["share"] < 1
+    # Shares of the floors, which a busy machine lowers: what they say of the model does not depend on it.
+    floors = report["floors"]
+    assert decode["share"] * floors["bandwidth"] / decode["median"] == pytest.approx(96.5e6, rel=0.01), "bytes"
+    assert prefill["share"] * floors["int8_peak"] / prefill["median"] == pytest.approx(2 * 106.2e6, rel=0.01)
     assert 0 <= decode["outside_native"] < 1
     [run] = decode["runs"]
     assert run["steps"] >= 128 and run["mean_batch"] == pytest.approx(1)
     slots = [run["kv"][k] for k in ("stored", "reservation", "internal", "external", "cached", "free")]
     assert sum(slots) == pytest.approx(2048) and 128 < run["kv"]["stored"] < 256
-    assert report["floors"]["bandwidth"] > 1e8
+    assert floors["bandwidth"] > 1e8
 
 
 @pytest.mark.real_model
