@@ -189,9 +189,9 @@ def operation(
         event: type of the data of its events where `stream` is true.
         statuses: of the errors it may answer with.
     """
-    content = {"application/json": {"schema": _reference(answer)}}
+    content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
     if event is not None:
-        content["text/event-stream"] = {"schema": _reference(event)}
+        content["text/event-stream"] = {"schema": _events(event)}
     error = {"application/json": {"schema": _reference(ErrorAnswer)}}
     responses = {"200": {"description": "The answer", "content": content}}
     for status in statuses:
@@ -201,6 +201,14 @@ def operation(
         sent = {"application/json": {"schema": _reference(body)}}
         extra["requestBody"] = {"required": True, "content": sent}
     return extra
+
+
+def _events(event: Any) -> dict[str, Any]:
+    """Schema of an event of a stream: JSON, or what ends streams of the older endpoints."""
+    told = {"anyOf": [_reference(event), _reference(ErrorAnswer)]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    properties = {"event": {"type": "string"}, "data": {"anyOf": [data, {"const": "[DONE]"}]}}
+    return {"type": "object", "properties": properties, "required": ["data"]}
 
 
 def _reference(type_: Any) -> dict[str, str]:

@@ -21,7 +21,7 @@ from leafage.server.routes.chat import template_variables
 from leafage.server.tools.request import ToolUse
 
 router = APIRouter(tags=["tokens"])
-_STATUSES = (400, 401, 404, 413)
+_STATUSES = (400, 401, 404, 408, 413, 415, 503)
 
 
 @router.post("/tokenize", openapi_extra=operation(TokenizeRequest, Tokenized, statuses=_STATUSES))
