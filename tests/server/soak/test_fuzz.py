@@ -18,6 +18,12 @@ from tests.server.process import ask
 from tests.server.soak.rig import serving, settle
 
 pytestmark = pytest.mark.soak
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+)
 SECONDS = float(os.environ.get("SOAK_FUZZ_SECONDS", "600"))
 
 
@@ -32,7 +38,7 @@ def test_schemathesis_finds_no_fault(tmp_path: Path) -> None:
             str(program),
             "run",
             f"http://127.0.0.1:{server.port}/openapi.json",
-            "--checks=not_a_server_error",
+            f"--checks={','.join(CHECKS)}",
             "--mode=all",
             "--phases=coverage,fuzzing,stateful",
             "--continue-on-failure",
