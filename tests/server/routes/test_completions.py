@@ -75,11 +75,12 @@ def test_a_stream_joined_is_the_whole_answer(tiny_url: str, echo: bool) -> None:
         assert len(logprobs[0]) == 3 + 7
 
 
-def test_beams_and_best_of(tiny_url: str) -> None:
-    beams = post(tiny_url, prompt="abc", beam_width=3, n=2, max_tokens=5).json()
-    assert len(beams["choices"]) == 2
-    best = post(tiny_url, prompt="abc", best_of=3, n=1, seed=1, max_tokens=5).json()
-    assert len(best["choices"]) == 1
+@pytest.mark.parametrize("body", [{"beam_width": 3, "n": 2}, {"best_of": 4, "n": 2, "seed": 1}])
+def test_beams_and_the_best_are_streamed_at_the_end(tiny_url: str, body: dict[str, Any]) -> None:
+    body = {**body, "prompt": "abc", "max_tokens": 5, "logprobs": 1}
+    whole = post(tiny_url, **body).json()["choices"]
+    chunks = [chunk["choices"][0] for chunk in events(tiny_url, **body)]
+    assert len(whole) == 2 and chunks == whole
 
 
 @pytest.mark.parametrize(
