@@ -37,6 +37,10 @@ class Process:
         return self.process.pid
 
     @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def text(self) -> str:
         return "".join(self.said)
 

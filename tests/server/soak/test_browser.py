@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from tests.server.process import started
-from tests.server.soak.rig import serve
+from tests.server.soak.rig import serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -146,9 +146,9 @@ def window(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callabl
 
 
 @pytest.fixture(scope="module")
-def url(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(smollm2_path: Path) -> Iterator[str]:
     """A server over SmolLM2, for the module."""
-    with serve(str(smollm2_path), tmp_path_factory.mktemp("serve"), "--kv-cache-tokens", "65536") as server:
+    with serving(str(smollm2_path), "--kv-cache-tokens", "65536") as server:
         yield server.url
 
 
@@ -254,10 +254,10 @@ def _look_closer(view: Window) -> None:
     view.until("a request", lambda: view.text("#peek").startswith("#"))
 
 
-def test_waiting_and_preempted(smollm2_path: Path, tmp_path: Path, window: Callable[..., Window]) -> None:
+def test_waiting_and_preempted(smollm2_path: Path, window: Callable[..., Window]) -> None:
     """A pool that is too small for all."""
     flags = ("--kv-cache-tokens", "2048", "--max-model-len", "1500", "--preemption", "swap")
-    with serve(str(smollm2_path), tmp_path, *flags) as server:
+    with serving(str(smollm2_path), *flags) as server:
         view, narrow = window(server.url), window(server.url, NARROW, "dark")
         view.expected = narrow.expected = "ERR_"  # it ends before they do
         with traffic(server.url, few_shot(24, 600)):
@@ -310,9 +310,9 @@ def test_an_answer_can_be_stopped(url: str, window: Callable[..., Window]) -> No
     view.until("refused", lambda: view.page.locator("#messages .trouble").count() == 1, 60)
 
 
-def test_keys_and_texts(smollm2_path: Path, tmp_path: Path, window: Callable[..., Window]) -> None:
+def test_keys_and_texts(smollm2_path: Path, window: Callable[..., Window]) -> None:
     """With a key the page asks for it, and keeps texts to itself."""
-    with serve(str(smollm2_path), tmp_path, "--api-key", "right", "--kv-cache-tokens", "4096") as server:
+    with serving(str(smollm2_path), "--api-key", "right", "--kv-cache-tokens", "4096") as server:
         view = window(server.url)
         view.expected = "401|ERR_"
         view.until_status("key needed")
@@ -342,9 +342,9 @@ def test_keys_and_texts(smollm2_path: Path, tmp_path: Path, window: Callable[...
     ],
 )
 def test_other_memory(
-    tiny_folder: Path, tmp_path: Path, window: Callable[..., Window], flags: tuple[str, ...], words: str
+    tiny_folder: Path, window: Callable[..., Window], flags: tuple[str, ...], words: str
 ) -> None:
-    with serve(str(tiny_folder), tmp_path, "--kv-cache-tokens", "4096", *flags) as server:
+    with serving(str(tiny_folder), "--kv-cache-tokens", "4096", *flags) as server:
         view = window(server.url)
         view.expected = "ERR_"
         view.until(words, lambda: words in view.text("#tree"))
