@@ -82,6 +82,12 @@ const std::vector<std::string>& cpu_features() {
     return found;
 }
 
+#if defined(__x86_64__)
+const bool fetch_into_l2 = (__builtin_cpu_init(), __builtin_cpu_is("intel") != 0);
+#else
+const bool fetch_into_l2 = false;
+#endif
+
 bool cpu_has(const char* feature) {
     const auto& found = cpu_features();
     return std::find(found.begin(), found.end(), feature) != found.end();

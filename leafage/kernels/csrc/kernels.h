@@ -150,6 +150,10 @@ const Kernels* kernels_plain();
 // LEAFAGE_CPU_WITHOUT does not list it (comma between several): a test's way to a smaller CPU.
 bool cpu_has(const char* feature);
 
+// Whether weights that are read once are fetched into L2: on Intel's CPUs L1 has too few fill buffers (16 lines) to keep
+// memory busy by itself, and L2 has three times as many.
+extern const bool fetch_into_l2;
+
 // The table chosen at import (or by set_variant); CPU features decide. The first call throws std::invalid_argument when
 // LEAFAGE_KERNELS names kernels that do not run here.
 const Kernels& kernels();

@@ -23,20 +23,30 @@ struct Stream {
     ptrdiff_t jump;
 };
 
-// Of weights that few rows read once: they must not push everything else out of the caches; what Python does
-// between steps took three times as long before.
+// Fetches weights that few rows read once. They must not push everything else out of the caches (what Python does
+// between steps took three times as long before), so they pass by L2 where L1 can wait for enough lines at once.
+template <int Bytes>
+LEAFAGE_INLINE void fetch_lines_once(const uint8_t* p) {
+    if (fetch_into_l2) {
+#pragma GCC unroll 9
+        for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+    } else {
+#pragma GCC unroll 9
+        for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i, 0, 0);
+    }
+}
+
 template <Dtype T>
 LEAFAGE_INLINE void fetch_passing(const uint8_t* group, const Stream& stream) {
     const uint8_t* ahead = group + kAheadBytes;
     ahead += ahead >= stream.end ? stream.jump : 0;
     asm("" : "+r"(ahead));  // GCC would make two sets of addresses of it
-#pragma GCC unroll 9
-    for (int i = 0; i < kGroupBytes<T>; i += 64) __builtin_prefetch(ahead + i, 0, 0);
+    fetch_lines_once<kGroupBytes<T>>(ahead);
 }
 
 // The first bytes of a stream that few rows read, which fetch_passing skips.
 static inline void fetch_start(const uint8_t* p) {
-    for (int i = 0; i < kAheadBytes; i += 64) __builtin_prefetch(p + i, 0, 0);
+    for (int i = 0; i < kAheadBytes; i += 64) fetch_lines_once<64>(p + i);
 }
 
 static inline uint32_t float_bits(float f) {

@@ -23,9 +23,8 @@ namespace LEAFAGE_ISA_NAMESPACE {
 // Up to here, weights go straight from the panel into the dot products.
 #if defined(LEAFAGE_AVX512)
 constexpr int kDirectRows = 16;
-constexpr int kDirectRowsBesideAmx = 8;  // whose tiles are faster beyond
 #else
-constexpr int kDirectRows = 8, kDirectRowsBesideAmx = 8;
+constexpr int kDirectRows = 8;
 #endif
 
 // Row tiles of a call: all of tile_rows rows; only a tile's real rows are stored.
@@ -162,7 +161,7 @@ static void linear(const LinearArgs& a, Worker& worker) {
     unsigned mask = 0;
     for (int i = 0; i < a.num_weights; ++i) mask |= 1u << aux_of(a.weights[i]->format());
     const AmxKernels* amx = LEAFAGE_HAS_AMX && mask != 1u << kFloatRows ? amx_kernels() : nullptr;
-    const bool few = a.rows <= (amx ? kDirectRowsBesideAmx : kDirectRows);
+    const bool few = a.rows <= kDirectRows;
     if (few) {
         worker.begin_runs(num_panels(a.num_weights, a.weights));
         fetch_start(first_panel(a.num_weights, a.weights, worker));
