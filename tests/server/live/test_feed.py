@@ -150,7 +150,8 @@ def test_hello_tells_the_facts_and_the_seconds_so_far() -> None:
         assert hello["model"] == "rig"
         rows = [dict(zip(hello["history"]["names"], row, strict=True)) for row in hello["history"]["rows"]]
         assert len(rows) >= 3
-        assert rows[0]["generated"] == 0 and rows[-1]["generated"] == 5
+        generated = [row["generated"] for row in rows]  # how many of them saw none depends on the machine
+        assert generated == sorted(generated) and generated[-1] == 5
         assert rows[-1]["finished"] == 1 and not rows[-1]["draining"]
         assert rows[-1]["free"] + rows[-1]["cached"] == rows[-1]["total"]
 
