@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+ELSEWHERE = tempfile.gettempdir()
+"""Not the checkout: there Python would take its package, which has no kernels, for the installed one."""
+
 
 @dataclass
 class Process:
@@ -75,9 +78,7 @@ def started(*words: str, cpus: Sequence[int] = (), **environment: str) -> Iterat
     environment = {name: v for name, v in os.environ.items() if name != "LEAFAGE_MODEL"} | environment
     if "--port" not in words and "LEAFAGE_PORT" not in environment:
         command += ["--port", "0"]
-    # Not in the checkout: Python would take its package, which has no kernels, for the installed one.
-    elsewhere = tempfile.gettempdir()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=elsewhere)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=ELSEWHERE)
     server = Process(process)
     assert process.stderr is not None
     reader = threading.Thread(target=server.said.extend, args=(process.stderr,), daemon=True)
@@ -99,7 +100,9 @@ def started(*words: str, cpus: Sequence[int] = (), **environment: str) -> Iterat
 def refused(*words: str, **environment: str) -> tuple[int, str]:
     """Exit code and stderr of a server that does not start."""
     command = [sys.executable, "-m", "leafage", "serve", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | environment, cwd=ELSEWHERE, timeout=60
+    )
     return done.returncode, done.stderr
 
 
