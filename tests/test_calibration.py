@@ -25,7 +25,7 @@ def test_a_calibrated_file_is_read_by_the_engine_and_the_simulator(tmp_path: Pat
     assert (spec.num_layers, spec.hidden_size, spec.intermediate_size, spec.vocab_size) == (2, 64, 128, 96)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.kv_bytes_each) == (4, 2, 32, 2.0)
     assert not spec.tied_embeddings and spec.context_length == 4096
-    assert fit.held_out["all"].count > 20 and len(said) == 9 * ROUNDS + 1
+    assert fit.held_out["all"].count > 20 and len(said) > 12 * ROUNDS
     assert hardware.steps == fit.costs and (hardware.name, hardware.threads) == ("here", 1)
     assert 1e8 < hardware.host_bandwidth < 1e12 and 1e7 < hardware.file_bandwidth < 1e12
     curve = hardware.block_efficiency
@@ -46,16 +46,16 @@ def test_a_calibrated_file_is_read_by_the_engine_and_the_simulator(tmp_path: Pat
         Trace([SimRequest("a", 0.0, range(20), range(100, 103))])
     )
     assert simulated.seconds == pytest.approx(
-        _step(fit.costs, 20, 210, 0) + _step(fit.costs, 1, 0, 21) + _step(fit.costs, 1, 0, 22)
+        _step(fit.costs, 20, 210, 0, starts=1) + _step(fit.costs, 1, 0, 21) + _step(fit.costs, 1, 0, 22)
     )
 
 
-def _step(costs: object, tokens: int, pairs: int, context: int) -> float:
+def _step(costs: object, tokens: int, pairs: int, context: int, *, starts: int = 0) -> float:
     from leafage.sim.cost_model import Load
     from leafage.sim.step_costs import MeasuredSteps, StepCosts
 
     assert isinstance(costs, StepCosts)
-    load = Load(tokens, 1, pairs + context, 0, items=1, decode_context=context)
+    load = Load(tokens, 1, pairs + context, 0, items=1, decode_context=context, starts=starts)
     return MeasuredSteps(costs).seconds_of(load)
 
 

@@ -166,15 +166,20 @@ def _print_trace(device: Hardware, fitted: Hardware, found: TraceFit) -> None:
 def _print(hardware: Hardware, fit: Fit) -> None:
     from rich.table import Table
 
+    from leafage.sim.cost_model import Load, decode_load
+    from leafage.sim.step_costs import MeasuredSteps
+
     costs = fit.costs
     console = terminal.print_console()
     console.print(f"{hardware.name}, {costs.spec.name}")
-    points = [count for count, _ in costs.tokens if count in (1, 8, 16, 64, 256, costs.tokens[-1][0])]
-    at = dict(costs.tokens)
+    seconds_of = MeasuredSteps(costs).seconds_of
+    decode = {count: seconds_of(decode_load(count, 256 * count)) for count in (1, 4, 16, 64)}
+    prompt = {
+        count: seconds_of(Load(tokens=count, rows=1, pairs=count * (count + 1) // 2, items=1))
+        for count in (16, 64, 256)
+    }
     console.print(
-        "a step's tokens in the layers: "
-        + ", ".join(f"{count}: {1e3 * at[count]:.2f} ms" for count in points)
-        + f"; each sequence {1e6 * costs.per_item:.0f} us; "
+        f"a step of sequences of 256 tokens: {_milliseconds(decode)}; a prompt: {_milliseconds(prompt)}; "
         f"attention to 1,000 tokens {1e6 * 1000 * costs.per_context:.0f} us in decode rows, "
         f"{1e6 * 1000 * costs.per_pair:.0f} us a prompt token",
         style="dim",
@@ -194,6 +199,11 @@ def _print(hardware: Hardware, fit: Fit) -> None:
         table.add_row(kind, *_cells(error), *_cells(fit.held_out.get(kind)))
     console.print(table)
     console.print(f"left out as disturbed: {100 * fit.disturbed:.1f} % of the fitted steps", style="dim")
+
+
+def _milliseconds(seconds: dict[int, float]) -> str:
+    """'1: 9.1 ms, 4: 9.5 ms'."""
+    return ", ".join(f"{count}: {1e3 * each:.1f} ms" for count, each in seconds.items())
 
 
 def _cells(error: Error | None) -> list[str]:

@@ -71,8 +71,8 @@ def plan(
         )
     if str(json) != "-":
         _print(found)
-    if found.best is not None and found.best.run is not None:
-        say_refusals([found.best.run])
+    if found.size is not None and found.size.run is not None:
+        say_refusals([found.size.run])
     if json is not None:
         write_json(json, plan_as_dict(found))
     if report is not None:
@@ -97,11 +97,14 @@ def _print(found: Plan) -> None:
     grid = table("TENSOR PARALLEL", *columns)
     for size in found.sizes:
         grid.add_row(str(size.tensor_parallel), *_cells(size, len(columns)))
+    if found.fewer is not None:
+        grid.add_row(f"{found.fewer.tensor_parallel}, set as below", *_cells(found.fewer, len(columns)))
     console.print(grid)
     for size in found.sizes:
         if size.error:
             terminal.say(f"tensor parallel {size.tensor_parallel}: {size.error}")
-    under = "with one replica fewer" if found.scenario.replicas > 1 else "with more load"
+    fewer = found.best is not None and found.best.replicas > 1
+    under = "with one replica fewer" if fewer else "with more load"
     _list(console, f"Settings, tried {under}", words.describe_settings(found))
     _list(console, "Paging", words.describe_paging(found))
 

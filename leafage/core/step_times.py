@@ -19,21 +19,22 @@ class StepTimes:
     Attributes:
         outside: seconds by part, without what native calls took.
         native: seconds inside native calls, by the part that called.
+        last: the time up to which all that was not idle is counted.
     """
 
     def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
         self._now = now
-        self._last = now()
+        self.last = now()
         self.outside = dict.fromkeys(PARTS, 0.0)
         self.native = dict.fromkeys(PARTS, 0.0)
 
     def start(self) -> None:
         """Time until now was idle: it belongs to no part."""
-        self._last = self._now()
+        self.last = self._now()
 
     def lap(self, part: str, native: float = 0.0) -> None:
         """The time since the last lap belongs to `part`; native calls took `native` seconds of it."""
         now = self._now()
-        self.outside[part] += now - self._last - native
+        self.outside[part] += now - self.last - native
         self.native[part] += native
-        self._last = now
+        self.last = now

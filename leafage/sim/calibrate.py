@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,8 +18,15 @@ from leafage.sim.workload import SimRequest
 
 ROUNDS = 3
 """Times that the whole grid is gone through: a machine changes its speed from one minute to the next."""
+PARTS = 8
+"""Into which a round is divided."""
 STEPS_EACH = 3
 """Decode steps at each batch size, in each round."""
+STEPS_OF_FEW = 10
+"""The same at the sizes of _FEW, as most steps of an engine that is not overloaded. So many because the
+end of a sequence takes time, and is as rare in a real load."""
+PAUSE = 0.05
+"""Seconds without work before a prompt that is measured alone."""
 MOST_SEQUENCES = 128
 """In a step; what more of them cost goes on as it rose."""
 OUTLIER = 1.0
@@ -73,10 +80,13 @@ class Fit:
 
 
 class Scenarios:
-    """The grid of batch sizes, contexts and chunk sizes, within the limits of an engine.
+    """The grid of batch sizes, contexts and chunk sizes, within the limits of an engine; ROUNDS times.
 
     Prompts are random, so nothing is shared, but for chunks: they extend a prompt that is cached, which is
     how few tokens come to a long context. Long contexts are the same in every round, so later ones find them.
+
+    Raises:
+        InvalidParameterError: the engine has no room for it.
     """
 
     def __init__(self, real: RealEngine, *, seed: int = 0) -> None:
@@ -93,34 +103,56 @@ class Scenarios:
                 remedy="raise max_model_len or kv_cache_tokens",
             )
         self._long = min(1536, longest)
-
-    @property
-    def warm_up(self) -> SimRequest:
-        """A request whose steps say nothing."""
-        return self._request(self._ids(64), 8)
+        self._pace: tuple[float, float] | None = None
 
     def __iter__(self) -> Iterator[Scenario]:
         for _ in range(ROUNDS):
-            yield from self._round()
+            for number in range(PARTS):
+                yield from self.part(number, PARTS)
 
-    def _round(self) -> Iterator[Scenario]:
+    def part(self, number: int, parts: int) -> Iterator[Scenario]:
+        """One of so many parts that make the grid together. Each has some of its sizes and all kinds of
+        steps, for a neighbour on the machine may slow down what reads much and not what computes much.
+
+        Before the first, the engine runs requests of which nothing is kept.
+        """
         real = self._real
+        if self._pace is None:
+            self._pace = self._warm_up()
+
+        def own(sizes: Sequence[int]) -> Sequence[int]:
+            return sizes[number::parts]
+
         limits = (MOST_SEQUENCES, real.max_num_seqs, real.max_num_batched_tokens, real.kv_tokens // 128)
         most = max(1, min(limits))
         grid, between = self._split(_BATCH_SIZES, most)
-        yield self._decode("batch sizes", 8, grid)
-        yield self._decode("batch sizes between", 24, between or [1], held_out=True)
+        yield from self._decode("batch sizes", 8, own(grid))
+        yield from self._decode("batch sizes between", 24, own(between or [1]), held_out=True)
+        few = [size for size in _FEW if size <= most]
+        few = few[number % len(few) :: max(1, parts // 2)] or few[-1:]
+        yield from self._decode("few sequences", 128, few, steps=STEPS_OF_FEW)
         fitting = min(most, real.kv_tokens // (2 * self._long), _LONG_BATCH_SIZES[-1])
         grid, between = self._split(_LONG_BATCH_SIZES, max(1, fitting))
-        yield self._decode("long contexts", self._long, grid)
-        yield self._decode("contexts between", self._long // 2, between or [1], held_out=True)
+        yield from self._decode("long contexts", self._long, own(grid))
+        yield from self._decode("contexts between", self._long // 2, own(between or [1]), held_out=True)
         room = real.max_model_len - self._long - 1
         chunks, between = self._split(_CHUNKS, min(real.max_num_batched_tokens, room))
         for context in (0, self._long):
-            yield from self._chunks(f"chunks at {context}", context, chunks)
-        yield from self._chunks(f"chunks at {self._long // 3}", self._long // 3, between, held_out=True)
-        yield self._mixed("mixed", 32)
-        yield self._mixed("mixed, other lengths", 24, held_out=True)
+            yield from self._chunks(f"chunks at {context}", context, own(chunks))
+        yield from self._chunks(f"chunks at {self._long // 3}", self._long // 3, own(between), held_out=True)
+        yield self._mixed("mixed", -(-32 // parts))
+        yield self._mixed("mixed, other lengths", -(-24 // parts), held_out=True)
+        grid, between = self._split(_CHUNKS, min(real.max_num_batched_tokens, self._long))
+        for beside in (2, 6):
+            yield from self._one_by_one("prompts beside few", min(beside, most), own(grid))
+        yield from self._one_by_one("prompts beside other few", min(4, most), own(between), held_out=True)
+
+    def _warm_up(self) -> tuple[float, float]:
+        """Returns about what a step with one row, and each token of a prompt, takes."""
+        for _ in range(2):
+            count = min(64, self._real.max_num_batched_tokens)
+            first, *others = replay(self._real, [self._request(self._ids(count), 8)]).steps
+        return min(step.seconds for step in others), first.seconds / first.load.tokens
 
     @staticmethod
     def _split(counts: Sequence[int], limit: int) -> tuple[list[int], list[int]]:
@@ -128,31 +160,40 @@ class Scenarios:
         within = [count for count in counts if count < limit]
         return [*within[::2], limit], within[1::2]
 
-    def _decode(self, name: str, context: int, sizes: list[int], *, held_out: bool = False) -> Scenario:
+    def _decode(
+        self,
+        name: str,
+        context: int,
+        sizes: Sequence[int],
+        *,
+        steps: int = STEPS_EACH,
+        held_out: bool = False,
+    ) -> Iterator[Scenario]:
         """As many sequences as the largest size; they end so that each size lasts some steps."""
+        if not sizes:
+            return
         largest = max(sizes)
         ranks = [sum(size > rank for size in sizes) for rank in range(largest)]
         # The first prompts decode while the last are computed: all outlast that.
         share = largest / (self._real.max_num_batched_tokens - largest / 2)
-        room = self._real.max_model_len - STEPS_EACH * len(sizes) - 3
+        room = self._real.max_model_len - steps * len(sizes) - 3
         context = max(1, min(context, self._long, int(room / (1 + share))))
         waits = int(context * share) + 3
         contexts = self._contexts(name, context, largest)
         requests = [
-            self._request(tokens, waits + STEPS_EACH * rank)
-            for tokens, rank in zip(contexts, ranks, strict=True)
+            self._request(tokens, waits + steps * rank) for tokens, rank in zip(contexts, ranks, strict=True)
         ]
-        return Scenario(name, requests, held_out)
+        yield Scenario(name, requests, held_out)
 
     def _chunks(
-        self, name: str, context: int, sizes: list[int], *, held_out: bool = False
+        self, name: str, context: int, sizes: Sequence[int], *, held_out: bool = False
     ) -> Iterator[Scenario]:
         """Prompts of so many new tokens behind a cached prefix, one after the other."""
         (head,) = self._contexts(name, context, 1)
-        if context:
+        if context and sizes:
             yield Scenario(name, [self._request(head, 1)], held_out)
         for size in sizes:
-            yield Scenario(name, [self._request([*head, *self._ids(size)], 1)], held_out)
+            yield Scenario(name, [self._request([*head, *self._ids(size)], 1, PAUSE)], held_out)
 
     def _mixed(self, name: str, count: int, *, held_out: bool = False) -> Scenario:
         """Prompts and answers of many lengths, so that chunks are computed beside decode rows."""
@@ -165,6 +206,24 @@ class Scenarios:
         ]
         return Scenario(name, requests, held_out)
 
+    def _one_by_one(
+        self, name: str, beside: int, sizes: Sequence[int], *, held_out: bool = False
+    ) -> Iterator[Scenario]:
+        """Prompts that come one after the other while a few sequences decode: mixed steps of few tokens."""
+        assert self._pace is not None
+        if not sizes:
+            return
+        step, token = self._pace
+        arrivals = [4 * step]
+        for size in sizes:
+            arrivals.append(arrivals[-1] + 3 * step + 2 * size * token)
+        outputs = max(1, min(self._real.max_model_len - 32, int(arrivals[-1] / step)))
+        decoding = [self._request(self._ids(32), outputs) for _ in range(beside)]
+        prompts = [
+            self._request(self._ids(size), 1, arrival) for size, arrival in zip(sizes, arrivals, strict=False)
+        ]
+        yield Scenario(name, [*decoding, *prompts], held_out)
+
     def _contexts(self, name: str, length: int, count: int) -> list[list[int]]:
         """So many prompts of this length, the same whenever the name is."""
         rng = np.random.default_rng([self._seed, *name.encode()])
@@ -175,25 +234,25 @@ class Scenarios:
     def _ids(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(0, self._real.vocab_size, count)]
 
-    def _request(self, prompt: list[int], num_output_tokens: int) -> SimRequest:
+    def _request(self, prompt: list[int], num_output_tokens: int, arrival: float = 0.0) -> SimRequest:
         self._number += 1
-        return SimRequest(f"calibration-{self._number}", 0.0, prompt, range(num_output_tokens))
+        return SimRequest(f"calibration-{self._number}", arrival, prompt, range(num_output_tokens))
 
 
 _BATCH_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112)
 _LONG_BATCH_SIZES = (1, 2, 4, 6, 8)
+_FEW = (1, 2, 3, 4, 5, 6, 7, 8)
 _CHUNKS = (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
 """Counts at which the slope of a curve may change."""
 
 
 def measure(
-    real: RealEngine, scenarios: Scenarios, *, on_progress: Callable[[str], None] = lambda what: None
+    real: RealEngine, scenarios: Iterable[Scenario], *, on_progress: Callable[[str], None] = lambda what: None
 ) -> tuple[list[Step], list[Step]]:
-    """Run all scenarios; returns the steps to fit and those held out."""
+    """Run scenarios; returns the steps to fit and those held out."""
     fitted: list[Step] = []
     held_out: list[Step] = []
-    replay(real, [scenarios.warm_up])
     last = ""
     for scenario in scenarios:
         if scenario.name != last:
@@ -271,7 +330,7 @@ def kind_of(step: Step) -> str:
 
 
 class _Design:
-    """The columns of the fit: one, the stretches of both curves, and the three costs by count."""
+    """The columns of the fit: one, the stretches of both curves, and the four costs by count."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._tokens = _knots(step.load.tokens for step in steps)
@@ -284,22 +343,24 @@ class _Design:
         items = np.array([load.items for load in loads], np.float64)
         context = np.array([load.decode_context for load in loads], np.float64)
         pairs = np.array([load.pairs for load in loads], np.float64) - context
+        starts = np.array([load.starts for load in loads], np.float64)
         columns = [np.ones(len(loads)), *_ramps(tokens, self._tokens), *_ramps(rows, self._rows)]
-        return np.stack([*columns, items, context, pairs], axis=1)
+        return np.stack([*columns, items, context, pairs, starts], axis=1)
 
     def costs(self, spec: LLMSpec, block_size: int, found: Floats) -> StepCosts:
         split = len(self._tokens)
         first = float(found[0])
-        per_item, per_context, per_pair = map(float, found[-3:])
+        per_item, per_context, per_pair, per_start = map(float, found[-4:])
         tokens = _curve(self._tokens, first, found[1:split])
         return StepCosts(
             spec=spec,
             block_size=block_size,
             tokens=((0, first), *tokens),
-            rows=_curve(self._rows, 0.0, found[split:-3]),
+            rows=_curve(self._rows, 0.0, found[split:-4]),
             per_item=per_item,
             per_context=per_context,
             per_pair=per_pair,
+            per_start=per_start,
         )
 
 

@@ -30,6 +30,7 @@ class Load:
         copied_slots: inside the KV cache.
         items: sequences that have tokens in it.
         decode_context: of `context`, and of `pairs`, what belongs to items with one token.
+        starts: 1 when the engine had nothing to do before, else 0.
     """
 
     tokens: int = 0
@@ -40,6 +41,7 @@ class Load:
     copied_slots: int = 0
     items: int = 0
     decode_context: int = 0
+    starts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,13 @@ class SimExecutor:
         self._cost_model = cost_model
         self._clock = clock
         self._requests = requests
+        self._rested = True
+
+    def rest(self, until: float) -> None:
+        """Nothing is to be done until then."""
+        if until > self._clock.now():
+            self._clock.advance_to(until)
+            self._rested = True
 
     def execute(self, batch: Batch) -> StepOutput:
         self.forward(load_of(batch))
@@ -82,6 +89,8 @@ class SimExecutor:
 
     def forward(self, load: Load) -> None:
         """Take the time of a step with this work."""
+        if self._rested:
+            load.starts, self._rested = 1, False
         self._clock.advance(self._cost_model.seconds_of(load))
 
 

@@ -100,8 +100,9 @@ class Plan:
 
     Attributes:
         scenario: what to run: replicas, degree and settings; what was asked where nothing meets the level.
-        sizes: what was tried, by degree.
-        best: the one with the fewest devices; None where nothing meets the level.
+        sizes: what was tried with the settings asked for, by degree.
+        best: the one of them with the fewest devices; None where nothing meets the level.
+        fewer: fewer devices that meet it with the settings chosen; None where none do.
         stress: under which the rest was measured: one replica fewer, or a higher load.
         tunings: settings under stress, one at a time.
         together: all that were chosen, where there are several.
@@ -114,11 +115,22 @@ class Plan:
     share: float
     sizes: list[Size]
     best: Size | None
+    fewer: Size | None = None
     stress: Scenario | None = None
     tunings: list[Tuning] = field(default_factory=list)
     together: Run | None = None
     gains: list[Gain] = field(default_factory=list)
     bound: Bound | None = None
+
+    @property
+    def size(self) -> Size | None:
+        """What to buy."""
+        return self.fewer or self.best
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Settings that were chosen instead of those asked for."""
+        return {each.name: each.chosen for each in self.tunings if each.chosen != each.default}
 
 
 def plan(
@@ -131,8 +143,8 @@ def plan(
     processes: int = 1,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Find the fewest devices under which `share` of the requests meet the level, then the settings that help
-    there, then what paging buys and what bounds the run.
+    """Find the fewest devices under which `share` of the requests meet the level, the settings that help
+    where one replica is missing, whether fewer devices do with them, what paging buys, and what bounds it.
 
     Args:
         max_requests: of the runs that compare settings; devices are counted on the whole workload.
@@ -151,18 +163,45 @@ def plan(
             f"{scenario.spec.name} cannot be served by {scenario.hardware.name}",
             value="; ".join(f"{each.tensor_parallel} devices: {each.error}" for each in sizes),
         )
-    met = [each for each in sizes if each.meets]
-    if not met:
+    best = _smallest(sizes)
+    if best is None:
         return Plan(scenario, slo, share, sizes, None)
-    best = min(met, key=lambda each: (each.num_devices, each.tensor_parallel))
     planned = replace(scenario, replicas=best.replicas, tensor_parallel=best.tensor_parallel)
     stress = _stressed(planned)
     if (stress.num_requests or 0) > max_requests:
         stress = stress.with_requests(max_requests)
-    found = Plan(planned, slo, share, sizes, best, stress)
+    found = Plan(planned, slo, share, sizes, best, stress=stress)
     _tune(found, processes, on_progress)
+    if found.changes and best.num_devices > 1:
+        on_progress("counting devices with these settings")
+        _count_again(found, processes)
     _weigh_paging(found, processes, on_progress)
     return found
+
+
+def _smallest(sizes: Sequence[Size]) -> Size | None:
+    """The one that meets the level with the fewest devices."""
+    met = [each for each in sizes if each.meets]
+    return min(met, key=lambda each: (each.num_devices, each.tensor_parallel), default=None)
+
+
+def _count_again(found: Plan, processes: int) -> None:
+    """Whether fewer devices do with the settings that were chosen."""
+    assert found.best is not None
+    size = partial(
+        _size,
+        scenario=found.scenario,
+        slo=found.slo,
+        share=found.share,
+        max_devices=found.best.num_devices - 1,
+    )
+    found.fewer = _smallest(in_parallel(size, DEGREES, processes=processes))
+    if found.fewer is not None:
+        found.scenario = replace(
+            found.scenario,
+            replicas=found.fewer.replicas,
+            tensor_parallel=found.fewer.tensor_parallel,
+        )
 
 
 def _size(tensor_parallel: int, *, scenario: Scenario, slo: SLO, share: float, max_devices: int) -> Size:

@@ -23,11 +23,19 @@ def answer(plan: Plan) -> str:
             f"No number of {hardware} that was tried meets the level: {describe_size(closest)} comes "
             f"closest, with {attained:.1f} % of the requests. {_why_not(plan, closest)}"
         )
-    assert plan.best.run is not None
+    if plan.fewer is None:
+        return f"{plan.best.num_devices} x {hardware}: {_describe_met(plan.best)} within the level."
+    settings = ", ".join(f"{name} = {value}" for name, value in plan.changes.items())
     return (
-        f"{plan.best.num_devices} x {hardware}: {describe_size(plan.best)}, with "
-        f"{100 * plan.best.run.metrics['slo_attainment']:.1f} % of the requests within the level."
+        f"{plan.fewer.num_devices} x {hardware} with {settings}: {_describe_met(plan.fewer)} within the "
+        f"level. With the settings asked for, {plan.best.num_devices}: {_describe_met(plan.best)}."
     )
+
+
+def _describe_met(size: Size) -> str:
+    """'2 replicas, with 96.2 % of the requests'."""
+    assert size.run is not None
+    return f"{describe_size(size)}, with {100 * size.run.metrics['slo_attainment']:.1f} % of the requests"
 
 
 def describe_size(size: Size) -> str:
@@ -61,10 +69,6 @@ def describe_settings(plan: Plan) -> list[str]:
     if plan.together is not None:
         attained = 100 * plan.together.metrics["slo_attainment"]
         said.append(f"together: {attained:.1f} % within the level")
-    fewer = plan.stress is not None and plan.stress.replicas < plan.scenario.replicas
-    tried = [plan.together] if plan.together else [each.runs[each.chosen] for each in plan.tunings]
-    if fewer and any(run.metrics["slo_attainment"] >= plan.share for run in tried):
-        said.append("So one replica fewer may be enough with them: ask again with these settings")
     return said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ from leafage.sim.cost_model import Load, load_of
 from leafage.sim.result import Records
 from leafage.sim.simulation import params_of
 from leafage.sim.workload import SimRequest
+
+IDLE = 1e-3
+"""Seconds without work after which a step counts as a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ class _Watch:
         self._times = real.engine.times
         self._loads: list[Load] = []
         self._looks: list[tuple[float, float, float]] = []
+        self._idle = -math.inf
 
     def steps(self) -> list[Step]:
         """All steps; the engine has stopped.
@@ -180,8 +185,12 @@ class _Watch:
     def scheduled(self, batch: Batch) -> None:
         if self.watched is not None:
             self.watched.scheduled(batch)
-        self._loads.append(load_of(batch))
+        load = load_of(batch)
+        self._loads.append(load)
         self._looks.append(self._look())
+        idle = self._times.last - sum(self._looks[-1])
+        load.starts = int(idle > self._idle + IDLE)
+        self._idle = idle
 
     def stepped(self, batch: Batch, deltas: list[Delta]) -> None:
         if self.watched is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from leafage.core.usage import KINDS
 from leafage.sim.experiments import Point, Run
 from leafage.sim.goodput import Goodput
-from leafage.sim.plan import Plan
+from leafage.sim.plan import Plan, Size
 from leafage.sim.plan_words import answer, describe_paging
 from leafage.sim.result import SLO, Floats
 from leafage.sim.scenario import Scenario
@@ -70,6 +70,17 @@ def goodput_as_dict(scenario: Scenario, found: Sequence[Goodput], slo: SLO, shar
     }
 
 
+def _size(size: Size) -> dict[str, Any]:
+    return {
+        "tensor_parallel": size.tensor_parallel,
+        "replicas": size.replicas,
+        "meets": size.meets,
+        "error": size.error,
+        "bound": asdict(size.bound) if size.bound else None,
+        "tried": [{"replicas": count, **_run(run)} for count, run in sorted(size.tried.items())],
+    }
+
+
 def plan_as_dict(plan: Plan) -> dict[str, Any]:
     """A plan, with all that was tried for it."""
     return {
@@ -78,18 +89,9 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "scenario": plan.scenario.as_dict(),
         "slo": asdict(plan.slo),
         "share": plan.share,
-        "devices": plan.best.num_devices if plan.best else None,
-        "sizes": [
-            {
-                "tensor_parallel": size.tensor_parallel,
-                "replicas": size.replicas,
-                "meets": size.meets,
-                "error": size.error,
-                "bound": asdict(size.bound) if size.bound else None,
-                "tried": [{"replicas": count, **_run(run)} for count, run in sorted(size.tried.items())],
-            }
-            for size in plan.sizes
-        ],
+        "devices": plan.size.num_devices if plan.size else None,
+        "sizes": [_size(size) for size in plan.sizes],
+        "fewer": _size(plan.fewer) if plan.fewer else None,
         "stress": plan.stress.as_dict() if plan.stress else None,
         "settings": [
             {

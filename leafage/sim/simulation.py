@@ -87,7 +87,7 @@ class Simulation:
             if not engine.has_unfinished:
                 if arrivals.next_time == math.inf:
                     break
-                clock.advance_to(min(arrivals.next_time, until))
+                self._executor.rest(min(arrivals.next_time, until))
             for request in arrivals.until(clock.now()):
                 self._add(request)
             if not engine.has_unfinished:
@@ -104,7 +104,7 @@ class Simulation:
 
     def add(self, request: SimRequest) -> None:
         """A request arrives that is not the workload's own: `advance` to its arrival first."""
-        self.clock.advance_to(request.arrival)
+        self._executor.rest(request.arrival)
         for earlier in self._arrivals.until(request.arrival):
             self._add(earlier)
         self._add(request)

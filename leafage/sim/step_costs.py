@@ -34,6 +34,8 @@ class StepCosts:
         per_item: each sequence.
         per_context: each token that a row of an item with one token attends to.
         per_pair: the same of longer items.
+        per_start: of a step before which the engine had nothing to do: threads slept, and others used the
+            caches.
         error: mean of |predicted / measured - 1| over steps that the fit has not seen.
     """
 
@@ -44,6 +46,7 @@ class StepCosts:
     per_item: float = 0.0
     per_context: float = 0.0
     per_pair: float = 0.0
+    per_start: float = 0.0
     error: float = 0.0
 
     def __post_init__(self) -> None:
@@ -58,7 +61,7 @@ class StepCosts:
                 )
             for _, seconds in curve:
                 _check_seconds(name, seconds)
-        for name in ("per_item", "per_context", "per_pair", "error"):
+        for name in ("per_item", "per_context", "per_pair", "per_start", "error"):
             _check_seconds(name, getattr(self, name))
 
     @classmethod
@@ -135,6 +138,7 @@ class MeasuredSteps:
         self._per_item = costs.per_item
         self._per_context = costs.per_context * decode
         self._per_pair = costs.per_pair * prompt
+        self._per_start = costs.per_start
 
     def seconds_of(self, load: Load) -> float:
         """What a step with this work takes, without transfers and copies."""
@@ -144,6 +148,7 @@ class MeasuredSteps:
             + load.items * self._per_item
             + load.decode_context * self._per_context
             + (load.pairs - load.decode_context) * self._per_pair
+            + load.starts * self._per_start
         )
 
     def seconds_of_context(self, num_tokens: int) -> float:

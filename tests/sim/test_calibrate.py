@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from leafage.errors import InvalidParameterError
-from leafage.sim.calibrate import ROUNDS, Scenarios, errors, fit, kind_of, measure
+from leafage.sim.calibrate import ROUNDS, Scenario, Scenarios, errors, fit, kind_of, measure
 from leafage.sim.cost_model import Load
 from leafage.sim.replay import Step
 from leafage.sim.step_costs import MeasuredSteps
@@ -30,6 +31,7 @@ def steps(count: int, seed: int, *, noise: float = 0.0) -> list[Step]:
             context=context,
             items=rows + (chunk > 0),
             decode_context=context,
+            starts=int(rng.integers(0, 10) == 0),
         )
         seconds = predict(load) * float(1 + noise * rng.standard_normal())
         made.append(Step(load, seconds, seconds / 10))
@@ -41,6 +43,7 @@ def test_costs_are_found_again() -> None:
     assert found.held_out["all"].mean < 0.005
     assert found.costs.per_context == pytest.approx(COSTS.per_context, rel=0.02)
     assert found.costs.per_pair == pytest.approx(COSTS.per_pair, rel=0.02)
+    assert found.costs.per_start == pytest.approx(COSTS.per_start, rel=0.02)
     assert found.costs.seconds_per_token == pytest.approx(0.5e-3, rel=0.02)
     assert found.disturbed == 0
     assert (found.costs.spec, found.costs.block_size) == (SPEC, 16)
@@ -79,10 +82,32 @@ def test_held_out_steps_are_fitted_once_their_error_is_told() -> None:
 
 
 def test_later_rounds_find_the_long_contexts_again() -> None:
-    scenarios = [s for s in Scenarios(sleeping_engine()) if s.name == "long contexts"]
-    assert len(scenarios) == ROUNDS
-    prompts = [[list(request.prompt) for request in scenario.requests] for scenario in scenarios]
-    assert prompts[0] == prompts[1] and len({tuple(prompt) for prompt in prompts[0]}) == len(prompts[0])
+    real = sleeping_engine(num_blocks=2048, max_model_len=4096)
+    scenarios = [scenario for scenario in Scenarios(real) if scenario.name == "long contexts"]
+    prompts = [[tuple(request.prompt) for request in scenario.requests] for scenario in scenarios]
+    assert len(prompts) % ROUNDS == 0 and max(map(len, prompts)) > 4
+    for each in prompts:
+        assert len(set(each)) == len(each)
+        assert each == max(prompts, key=len)[: len(each)]
+
+
+def test_the_parts_make_the_grid_together() -> None:
+    """Every size of the whole grid is in one of them, and each part has all kinds of steps."""
+    real = sleeping_engine()
+
+    def sizes(scenarios: Iterable[Scenario], name: str) -> set[int]:
+        return {len(each.requests[-1].prompt) for each in scenarios if each.name == name}
+
+    whole = list(Scenarios(real).part(0, 1))
+    parts = [list(Scenarios(real).part(number, 5)) for number in range(5)]
+    together = [scenario for part in parts for scenario in part]
+    assert sizes(whole, "chunks at 0") == sizes(together, "chunks at 0")
+    sizes_of_few: set[int] = set()
+    for part in parts:
+        steps, held_out = measure(real, part)
+        assert {kind_of(step) for step in steps} == {"decode", "prompt", "mixed"} and held_out
+        sizes_of_few |= {step.load.rows for step in steps if kind_of(step) == "decode"}
+    assert sizes_of_few >= set(range(1, 9))
 
 
 def test_errors_tell_kinds_of_steps_apart() -> None:
@@ -112,7 +137,7 @@ def test_the_grid_stays_within_the_limits_of_the_engine(limits: dict[str, int]) 
     real = sleeping_engine(**limits)
     said: list[str] = []
     fitted, held_out = measure(real, Scenarios(real), on_progress=said.append)
-    assert len(said) == ROUNDS * len(set(said)) == ROUNDS * 9
+    assert len(set(said)) == 12 and len(said) > ROUNDS * 12
     assert len(fitted) > 100 and len(held_out) > 20
     assert {kind_of(step) for step in fitted} >= {"decode", "prompt"}
     largest = max(step.load.rows for step in fitted if kind_of(step) == "decode")

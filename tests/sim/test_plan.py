@@ -7,6 +7,7 @@ import pytest
 from leafage.errors import InvalidParameterError
 from leafage.sim.bound import bound_of
 from leafage.sim.cost_model import CostModel, Load
+from leafage.sim.experiments import run_of
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.plan import WORTH, Plan, plan
@@ -47,7 +48,7 @@ def found() -> Plan:
 
 def test_fewer_devices_do_not_meet_the_level(found: Plan) -> None:
     assert found.best is not None and found.best.meets
-    assert found.scenario.num_devices == found.best.num_devices
+    assert found.size is not None and found.scenario.num_devices == found.size.num_devices
     for size in found.sizes:
         for replicas, run in size.tried.items():
             met = run.metrics["slo_attainment"] >= 0.9
@@ -111,6 +112,25 @@ def test_paging_buys_little_where_memory_is_ample() -> None:
     assert any(sentence.startswith("Without grouped-query attention (9 KV heads)") for sentence in said)
 
 
+def test_settings_may_save_devices() -> None:
+    """Prompts that take seven steps each, where a larger token budget would need two."""
+    config = {"kv_cache_tokens": None, "max_model_len": 512, "max_num_batched_tokens": 64, "max_num_seqs": 32}
+    lengths = {"prompt_tokens": "400", "output_tokens": "20"}
+    scenario = small_scenario(num_requests=60, rate=120, config=config, **lengths)
+    scenario = replace(scenario, hardware=replace(SMALL, memory_bytes=2e9))
+    found = plan(scenario, slo=SLO(ttft=0.2, tpot=0.05), max_devices=8)
+    assert found.best is not None and found.best.num_devices == 2
+    assert found.fewer is found.size and found.fewer is not None and found.fewer.num_devices == 1
+    assert found.changes["max_num_batched_tokens"] == 256
+    assert found.scenario.num_devices == 1 and found.scenario.config.max_num_batched_tokens == 256
+    assert run_of(found.scenario.run(), found.slo).metrics["slo_attainment"] >= 0.9
+    assert answer(found).startswith("1 x small with max_num_batched_tokens = 256")
+    assert "With the settings asked for, 2: 2 replicas" in answer(found)
+    told = plan_as_dict(found)
+    assert told["devices"] == 1 and told["fewer"]["replicas"] == 1
+    assert "With the settings chosen below" in plan_page(found)
+
+
 def test_a_level_that_nothing_meets() -> None:
     found = plan(asked(5), slo=SLO(ttft=1.0, tpot=1e-4), max_devices=2)
     assert found.best is None and not found.tunings and describe_paging(found) == []
@@ -127,10 +147,11 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
 
 
 def test_answer_json_and_page_agree(found: Plan) -> None:
-    assert found.best is not None
+    assert found.best is not None and found.size is not None
     told = plan_as_dict(found)
-    assert told["devices"] == found.best.num_devices and told["answer"] == answer(found)
-    assert answer(found).startswith(
+    assert told["devices"] == found.size.num_devices and told["answer"] == answer(found)
+    unchanged = replace(found, fewer=None)
+    assert answer(unchanged).startswith(
         f"{found.best.num_devices} x small: {found.best.replicas} replicas, with "
     )
     page = plan_page(found)

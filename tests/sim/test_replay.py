@@ -23,10 +23,10 @@ def test_every_step_is_timed_and_idle_time_is_not() -> None:
     first, second = SimRequest("a", 0.0, range(20), range(3)), SimRequest("b", 0.25, range(50, 55), range(2))
     result = replay(real, [second, first])
     assert [step.load for step in result.steps] == [
-        Load(tokens=20, rows=1, pairs=210, context=20, items=1),
+        Load(tokens=20, rows=1, pairs=210, context=20, items=1, starts=1),
         Load(tokens=1, rows=1, pairs=21, context=21, items=1, decode_context=21),
         Load(tokens=1, rows=1, pairs=22, context=22, items=1, decode_context=22),
-        Load(tokens=5, rows=1, pairs=15, context=5, items=1),
+        Load(tokens=5, rows=1, pairs=15, context=5, items=1, starts=1),
         Load(tokens=1, rows=1, pairs=6, context=6, items=1, decode_context=6),
     ]
     assert all(step.seconds >= STEP for step in result.steps)

@@ -18,6 +18,7 @@ COSTS = StepCosts(
     per_item=1e-4,
     per_context=1e-6,
     per_pair=1e-7,
+    per_start=3e-3,
     error=0.03,
 )
 
@@ -27,6 +28,7 @@ COSTS = StepCosts(
     [
         (Load(tokens=1), 2e-3),
         (Load(tokens=2), 3e-3),
+        (Load(tokens=2, starts=1), 6e-3),
         (Load(tokens=53), 29e-3),
         (Load(tokens=203), 104e-3),  # goes on as it rose
         (Load(tokens=1, rows=3), 2e-3 + 2.5e-3),

@@ -193,7 +193,7 @@ def plan_page(plan: Plan) -> str:
     """A plan: the answer, how many devices, which settings, what paging buys."""
     from leafage.sim.report.plan_page import fill_plan_page
 
-    runs = [plan.best.run] if plan.best is not None and plan.best.run is not None else []
+    runs = [plan.size.run] if plan.size is not None and plan.size.run is not None else []
     return fill_plan_page(_page(plan.scenario, plan.slo, runs), plan)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from leafage.sim.experiments import Spread
-from leafage.sim.plan import Gain, Plan
+from leafage.sim.plan import Gain, Plan, Size
 from leafage.sim.plan_words import answer, describe_paging, describe_tuning
 from leafage.sim.report import figures
 from leafage.sim.report.page import Page
@@ -22,26 +22,15 @@ SHOWN = ("slo_attainment", "ttft_p90", "tpot_p90", "throughput", "mean_batch", "
 def fill_plan_page(page: Page, plan: Plan) -> str:
     """Put a plan on a page: the answer, devices, settings, paging."""
     page.notes = [answer(plan), *page.notes]
-    best = plan.best
-    if best is not None and best.run is not None:
-        page.tiles = [(str(best.num_devices), f"x {plan.scenario.hardware.name}")]
-        page.tiles = [*page.tiles, *((METRICS[n].show(best.run.metrics[n]), METRICS[n].title) for n in SHOWN)]
+    size = plan.size
+    if size is not None and size.run is not None:
+        page.tiles = [(str(size.num_devices), f"x {plan.scenario.hardware.name}")]
+        page.tiles = [*page.tiles, *((METRICS[n].show(size.run.metrics[n]), METRICS[n].title) for n in SHOWN)]
     attained = _attainment_against_devices(plan)
     page.figures("Devices", [("Requests within the level", "dashed: the share that is wanted", attained)])
-    page.table(
-        "What was tried",
-        ("tensor parallel", "devices", "replicas", *(METRICS[name].title for name in SHOWN)),
-        [
-            [
-                (str(size.tensor_parallel), False),
-                (str(size.tensor_parallel * count), False),
-                (str(count), False),
-            ]
-            + [(METRICS[name].show(run.metrics[name]), False) for name in SHOWN]
-            for size in plan.sizes
-            for count, run in sorted(size.tried.items())
-        ],
-    )
+    _tried(page, "What was tried", plan.sizes)
+    if plan.fewer is not None:
+        _tried(page, "With the settings chosen below", [plan.fewer])
     for size in plan.sizes:
         if size.error:
             page.text(f"Tensor parallel {size.tensor_parallel}: {size.error}")
@@ -64,6 +53,24 @@ def fill_plan_page(page: Page, plan: Plan) -> str:
         )
     _paging(page, plan)
     return page.html()
+
+
+def _tried(page: Page, title: str, sizes: Sequence[Size]) -> None:
+    """A line for each number of replicas."""
+    page.table(
+        title,
+        ("tensor parallel", "devices", "replicas", *(METRICS[name].title for name in SHOWN)),
+        [
+            [
+                (str(size.tensor_parallel), False),
+                (str(size.tensor_parallel * count), False),
+                (str(count), False),
+            ]
+            + [(METRICS[name].show(run.metrics[name]), False) for name in SHOWN]
+            for size in sizes
+            for count, run in sorted(size.tried.items())
+        ],
+    )
 
 
 def _paging(page: Page, plan: Plan) -> None:
