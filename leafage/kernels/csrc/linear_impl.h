@@ -48,6 +48,12 @@ static inline void prefetch_rows(const LinearArgs& a, int first_row, int rows, i
     for (int r = 0; r < rows; ++r) __builtin_prefetch(a.out + size_t(first_row + r) * size_t(a.ldo) + column, 1);
 }
 
+// Fetches part `part` of `parts` of what is unpacked next into L2: all at once would wait for L1's fill buffers.
+static inline void fetch_share(const uint8_t* from, size_t bytes, int part, int parts) {
+    const size_t end = bytes * size_t(part + 1) / size_t(parts);
+    for (size_t i = bytes * size_t(part) / size_t(parts); i < end; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
 // Real outputs of a panel.
 static inline int lanes_of(const PackedWeight& w, int panel) {
     const int left = w.rows - panel * kPanel;
@@ -121,18 +127,19 @@ static void run_panel(const LinearArgs& a, const Panel& panel, const RowTiles& x
         const uint8_t* weights = (with_sign ? type.unpack_signed : type.unpack)(panel.data(), layout.k, begin, end, unpacked);
         const size_t unit_bytes = f.quantized() ? w.panel_bytes / size_t(units) : 0;
         const uint8_t* ahead = panel.data() + size_t(end) * unit_bytes;
-        if (amx)
-            for (size_t i = 0; i < size_t(end - begin) * unit_bytes; i += 64) __builtin_prefetch(ahead + i);
+        const size_t ahead_bytes = size_t(end - begin) * unit_bytes;
         auto* amx_tile = amx ? x.amx->tile[layout.precise][f.subgroups - 1][f.has_min] : nullptr;
         for (int t = first_tile; t < end_tile; ++t) {
             const int rows = x.rows_of(t);
             const uint8_t* tile = x.base + size_t(t) * layout.bytes;
             float* tile_acc = acc + (t - first_tile) * 2 * kTileRows * kPanel;
             if (end == units) prefetch_rows(a, t * kTileRows, rows, panel.column);
-            if (amx)
+            if (amx) {
+                fetch_share(ahead, ahead_bytes, t - first_tile, end_tile - first_tile);
                 amx_tile(weights, begin, end, tile, layout, layout.aux[aux_of(f)], tile_acc);
-            else
+            } else {
                 type.tile(kernel_rows(rows), weights, begin, end, tile, layout, t == first_tile ? ahead : nullptr, tile_acc);
+            }
             if (end == units) store_rows(a, t * kTileRows, rows, panel.column, lanes, tile_acc, !f.quantized());
         }
     }
