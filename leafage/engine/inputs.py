@@ -107,7 +107,7 @@ class InputProcessor:
             bare = self._encode_word(word.lstrip())
             spaced = self._encode_word(" " + word.lstrip())
             if not bare and not spaced:
-                raise InvalidParameterError("a bad word has no tokens", value=word)
+                raise InvalidParameterError("bad_words: one has no tokens", value=word)
             for ids in (bare, spaced):
                 if ids and ids not in sequences:
                     sequences.append(ids)

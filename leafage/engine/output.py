@@ -160,6 +160,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that came from the cache.
         prefix_miss: where the cached prefix ended and why; None when nothing but the last token was missing,
             and with prompt_logprobs, which take nothing from the cache.
+        num_rejected_tokens: drawn for sequences that best_of left out.
     """
 
     request_id: str
@@ -171,6 +172,7 @@ class RequestOutput:
     prefix_miss: PrefixMiss | None = None
     prompt_logprobs: list[LogprobDict | None] | None = None
     metrics: RequestMetrics | None = None
+    num_rejected_tokens: int = 0
 
     @property
     def error(self) -> Exception | None:
@@ -230,6 +232,12 @@ class _RequestState:
         for rank, sequence in enumerate(best):
             sequence.index = rank
         return best
+
+    def num_rejected_tokens(self, answers: list[_SequenceState]) -> int:
+        """Tokens of the other sequences, where only some are answers."""
+        if not self.ranks:
+            return 0
+        return sum(one.num_tokens for one in self.sequences) - sum(one.num_tokens for one in answers)
 
 
 class OutputProcessor:
@@ -428,6 +436,7 @@ class OutputProcessor:
             prefix_miss=state.request.prefix_miss,
             prompt_logprobs=prompt_logprobs,
             metrics=state.metrics,
+            num_rejected_tokens=state.num_rejected_tokens(sequences),
         )
         self._outbox.append((state, output))
 

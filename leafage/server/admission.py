@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from leafage.engine.inputs import NewRequest
-from leafage.errors import RequestTooLargeError
+from leafage.errors import InvalidParameterError, RequestTooLargeError
 from leafage.server.config import ServerConfig
 from leafage.server.errors import RETRY, ApiError
 
@@ -56,7 +56,8 @@ class Admission:
 
         Raises:
             ApiError: 429, the queue is full.
-            RequestTooLargeError: a prompt is too long, or there are more than could ever wait.
+            RequestTooLargeError: a prompt is too long.
+            InvalidParameterError: there are more than could ever wait.
         """
         self._check_sizes(requests)
         self.check_queue(len(requests))
@@ -97,8 +98,8 @@ class Admission:
     def _check_sizes(self, requests: Sequence[NewRequest]) -> None:
         most = self._max_queue + self._scheduler.max_num_seqs
         if len(requests) > most:
-            raise RequestTooLargeError(
-                "more prompts in one request than may run and wait together",
+            raise InvalidParameterError(
+                "prompt has more entries than may run and wait together",
                 value=len(requests),
                 limit=f"{most} (max_num_seqs + max_queue)",
                 remedy="send them in parts",

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -18,7 +19,7 @@ from leafage.errors import LeafageError
 from leafage.server.access_log import AccessLog
 from leafage.server.body import IGNORED_HEADER, SCHEMAS
 from leafage.server.context import Context
-from leafage.server.errors import ApiError, error_response
+from leafage.server.errors import ApiError, error_response, field_error
 from leafage.server.generation import ClientLeft
 from leafage.server.http_counters import CountRequests
 from leafage.server.limits import Limits
@@ -89,6 +90,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
+    body = getattr(request.state, "body", None)
+    if isinstance(body, BaseModel):
+        error = field_error(error, type(body).model_fields, getattr(body, "engine_names", {}))
     return error_response(error)
 
 

@@ -33,7 +33,7 @@ M = TypeVar("M", bound=BaseModel)
 
 async def read_body(request: Request, model: type[M]) -> M:
     """The body of a request. Fields that were ignored, where the server tolerates such, are noted in
-    `request.state.ignored_fields` for the response header.
+    `request.state.ignored_fields` for the response header; errors name the fields of `request.state.body`.
 
     Raises:
         ApiError: it is no JSON, or not of this form.
@@ -49,6 +49,7 @@ async def read_body(request: Request, model: type[M]) -> M:
         raise _body_error(error, model) from None
     if tolerant:
         note_ignored(request, _extra(parsed, ""))
+    request.state.body = parsed
     return parsed
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 
 from starlette.responses import Response
 
@@ -33,6 +34,8 @@ _KINDS: dict[int, str] = {
 RETRY = "Come again after the seconds of the header Retry-After"
 MAX_MESSAGE = 2000
 """Characters of a message."""
+_NAME = re.compile(r"(?:the |unknown )?(\w+(?:\.\w+|\[\d+\])*)")
+"""What an error begins with."""
 
 
 class ApiError(Exception):
@@ -77,21 +80,55 @@ def _clipped(message: str) -> str:
     return f"{message[: MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2 :]}"
 
 
-def api_error(error: Exception) -> ApiError:
-    """What a client is told of any error."""
+def api_error(error: Exception, param: str | None = None) -> ApiError:
+    """What a client is told of any error.
+
+    Args:
+        param: the field that is to blame, where the error does not know it.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestTooLargeError):
-        return ApiError(str(error), code="context_length_exceeded")
+        code = "context_length_exceeded" if "prompt" in error.what else None  # else it is about n, best_of...
+        return ApiError(str(error), param=param, code=code)
     if isinstance(error, UnsupportedError):
-        return ApiError(str(error), code="unsupported")
+        return ApiError(str(error), param=param, code="unsupported")
     if isinstance(error, InvalidParameterError | TemplateError):
-        return ApiError(str(error))
+        return ApiError(str(error), param=param)
     if isinstance(error, PinRefusedError):
         return ApiError(str(error), status=429)
     if isinstance(error, LeafageError):
         return ApiError(str(error), status=500)
     return ApiError(f"internal error ({type(error).__name__}); the server's log has more", status=500)
+
+
+def field_error(error: Exception, fields: Collection[str], names: Mapping[str, str]) -> ApiError:
+    """What is told of an error that a request's body caused, in terms of its fields; `param` is the one to
+    blame. Leafage's errors begin with the name of what is wrong.
+
+    Args:
+        fields: of the body.
+        names: paths in it for what the engine calls otherwise.
+    """
+    if not isinstance(error, LeafageError):
+        return api_error(error)
+    found = _NAME.match(error.what)
+    path = found[1] if found else ""
+    if isinstance(error, TemplateError) and not path.startswith("messages"):
+        path = "messages"
+    name = _root(path)
+    param = names.get(name, path)
+    if _root(param) not in fields:
+        return api_error(error)
+    told = api_error(error, param)
+    for old, new in names.items():
+        if (old == name or old == "max_tokens") and old != "prompt":  # which is a word as well
+            told.message = re.sub(rf"\b{old}\b(?!\[)", new, told.message)
+    return told
+
+
+def _root(path: str) -> str:
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
 def error_response(error: Exception) -> Response:

@@ -11,7 +11,7 @@ import pytest
 
 from leafage.build import Assets
 from leafage.engine.inputs import NewRequest
-from leafage.errors import RequestTooLargeError
+from leafage.errors import InvalidParameterError
 from leafage.server import admission
 from leafage.server.admission import Admission
 from leafage.server.config import ServerConfig
@@ -79,7 +79,7 @@ def test_those_on_their_way_to_the_engine_count() -> None:
 
 def test_more_than_could_ever_wait_are_refused_for_good() -> None:
     bound = Engine(0, 0, 0).admission(2)
-    with pytest.raises(RequestTooLargeError, match=r"got 7; limit: 6 \(max_num_seqs \+ max_queue\)"):
+    with pytest.raises(InvalidParameterError, match=r"got 7; limit: 6 \(max_num_seqs \+ max_queue\)"):
         bound.check(new(7))
     bound.check(new(6))
 

@@ -42,7 +42,8 @@ class CompletionTokensDetails(TypedDict):
 
 
 class Usage(TypedDict):
-    """Tokens of a request: each prompt once, and all answers."""
+    """Tokens of a request: each prompt once, and all answers, also those that `best_of` left out. A beam
+    search counts the answers that it found."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -94,6 +95,7 @@ class Count:
     def add(self, output: RequestOutput) -> None:
         """An output, each once."""
         self.cached = output.num_cached_tokens
+        self.generated += output.num_rejected_tokens
         for one in output.outputs:
             self.generated += len(one.token_ids)
 

@@ -127,6 +127,12 @@ class ChatCompletionRequest(Sampling, ChatHints):
     functions: Annotated[Any, Only(why="functions is deprecated: send tools")] = None
     function_call: Annotated[Any, Only(why="function_call is deprecated: send tool_choice")] = None
 
+    @property
+    def engine_names(self) -> dict[str, str]:
+        """Fields by the names that the engine has for them."""
+        length = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        return {"prompt": "messages", "max_tokens": length, "logprobs": "top_logprobs", "tenant": "user"}
+
 
 class AnswerFunction(TypedDict):
     """`arguments`: JSON, unless the model broke off."""

@@ -180,6 +180,19 @@ class ResponsesRequest(Drawing, ChatHints):
     prompt: Annotated[Any, Only(why="there are no stored prompts")] = None
     context_management: Annotated[Any, Only(why="contexts are not managed here")] = None
 
+    @property
+    def engine_names(self) -> dict[str, str]:
+        """Fields by the names that the engine has for them."""
+        return {
+            "prompt": "input",
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "logprobs": "top_logprobs",
+            "response_format": "text.format",
+            "reasoning_effort": "reasoning.effort",
+            "tenant": "user",
+        }
+
 
 class OutputText(TypedDict):
     type: Literal["output_text"]

@@ -85,11 +85,11 @@ def _check(body: ChatCompletionRequest) -> None:
     if body.session_id is not None:
         if (body.n or 1) > 1:
             raise InvalidParameterError(
-                "a session keeps one answer to each turn", value=f"n = {body.n}", remedy="leave n out"
+                "n: a session keeps one answer to each turn", value=body.n, remedy="leave n out"
             )
         if body.continue_final_message or body.add_generation_prompt is False:
             raise InvalidParameterError(
-                "a session's answers are whole turns",
+                "session_id: the answers of a session are whole turns",
                 remedy="leave add_generation_prompt and continue_final_message out, or session_id",
             )
 

@@ -348,37 +348,56 @@ def test_fields_that_change_nothing_are_accepted_in_their_neutral_form(served: S
         ({"functions": [{"name": "f"}]}, "functions", "send tools"),
         ({"function_call": "auto"}, "function_call", "tool_choice"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention", "as memory lasts"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, None, "not padded"),
-        ({"stream_options": {"include_usage": True}}, None, "stream_options is for streams"),
-        ({"reasoning_effort": "high"}, None, "does not read it"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, None, "reads no such variable"),
-        ({"chat_template_kwargs": {"messages": []}}, None, "set by Leafage itself"),
-        ({"response_format": {"type": "xml"}}, None, "unknown response_format"),
-        ({"response_format": {"type": "json_object"}}, None, "not there yet"),
-        ({"top_logprobs": 2}, None, "needs logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, None, "21"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, None, "3 and 4"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "not padded",
+        ),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options is for streams"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "does not read it"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs",
+            "reads no such variable",
+        ),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "set by Leafage itself"),
+        ({"response_format": {"type": "xml"}}, "response_format", "unknown response_format"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not there yet"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is out of range; got 21"),
+        (
+            {"max_completion_tokens": 0},
+            "max_completion_tokens",
+            "max_completion_tokens is out of range; got 0",
+        ),
+        ({"max_tokens": 9999}, "messages", "Set max_tokens to at most"),
+        ({"max_completion_tokens": 9999}, "messages", "Set max_completion_tokens to at most"),
+        ({"n": 100}, "n", "n is larger than what can run at once"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "outside the vocabulary"),
+        ({"tool_choice": "any"}, "tool_choice", "unknown tool_choice"),
+        ({"temperature": -1}, "temperature", "from 0.0 to 100.0"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "3 and 4"),
         ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
         ({"foo-bar": 1}, "foo-bar", "unknown field 'foo-bar'"),
-        ({"messages": []}, None, "messages is empty"),
-        ({"messages": [{"role": "user"}]}, None, "messages[0].content is missing"),
+        ({"messages": []}, "messages", "messages is empty"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is missing"),
         ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role", "alien"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a list of text parts"),
         ({"messages": "hi"}, "messages", "array, got 'hi'"),
-        ({"metadata": {"k" * 65: "v"}}, None, "64"),
-        ({"session_id": "s", "n": 2}, None, "n = 2"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata." + "k" * 65, "64"),
+        ({"session_id": "s", "n": 2}, "n", "got 2"),
         ({"session_id": ""}, "session_id", "at least 1"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(
-    served: Served, body: dict[str, Any], param: str | None, words: str
+    served: Served, body: dict[str, Any], param: str, words: str
 ) -> None:
     response = served.post(PATH, **{"messages": USER, **body})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert words in error["message"] and error["type"] == "invalid_request_error"
-    if param is not None:
-        assert error["param"] == param
+    assert error["param"] == param
+    assert (error["code"] == "context_length_exceeded") == words.startswith("Set max")
 
 
 @pytest.mark.parametrize(

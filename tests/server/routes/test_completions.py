@@ -84,25 +84,31 @@ def test_beams_and_the_best_are_streamed_at_the_end(tiny_url: str, body: dict[st
 
 
 @pytest.mark.parametrize(
-    ("body", "names"),
+    ("body", "param", "names"),
     [
-        ({"prompt": "x", "max_tokenz": 3}, ["max_tokenz", "max_tokens"]),
-        ({"prompt": []}, ["prompt is empty"]),
-        ({"prompt": "x", "temperature": "1"}, ["temperature", "'1'"]),
-        ({"prompt": "x", "temperature": -1}, ["temperature", "-1"]),
-        ({"prompt": "x", "n": 0}, ["n is out of range"]),
-        ({"prompt": [10**9]}, ["vocabulary"]),
-        ({"prompt": "x", "logit_bias": {"a": 1}}, ["logit_bias", "'a'"]),
-        ({"prompt": "x" * 5000}, ["4096"]),
-        ({}, ["prompt", "required"]),
+        ({"prompt": "x", "max_tokenz": 3}, "max_tokenz", ["max_tokenz", "max_tokens"]),
+        ({"prompt": []}, "prompt", ["prompt is empty"]),
+        ({"prompt": ["a", ""]}, "prompt", ["the prompt is empty"]),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", ["logprobs is out of range"]),
+        ({"prompt": "x", "max_tokens": 5000}, "prompt", ["Set max_tokens to at most"]),
+        ({"prompt": "x", "temperature": "1"}, "temperature", ["temperature", "'1'"]),
+        ({"prompt": "x", "temperature": -1}, "temperature", ["temperature", "-1"]),
+        ({"prompt": "x", "n": 0}, "n", ["n is out of range"]),
+        ({"prompt": [10**9]}, "prompt", ["vocabulary"]),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", ["logit_bias", "'a'"]),
+        ({"prompt": "x" * 5000}, "prompt", ["4096"]),
+        ({}, "prompt", ["prompt", "required"]),
     ],
 )
-def test_what_is_wrong_is_said_by_name(tiny_url: str, body: dict[str, Any], names: list[str]) -> None:
+def test_what_is_wrong_is_said_by_name(
+    tiny_url: str, body: dict[str, Any], param: str, names: list[str]
+) -> None:
     response = post(tiny_url, **body)
     assert response.status_code == 400
     error = response.json()["error"]
     for name in names:
         assert name in error["message"]
+    assert error["param"] == param
 
 
 def test_another_model_is_404_with_the_names_served(tiny_url: str) -> None:

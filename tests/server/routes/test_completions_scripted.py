@@ -43,6 +43,24 @@ def test_cached_tokens_are_those_of_all_prompts(served: Served) -> None:
     assert last["usage"] == usage
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_counts_what_best_of_left_out(stream: bool) -> None:
+    """As OpenAI does: all of it was generated. The answers' lengths are 4, 1, 2 and 3 tokens."""
+    with scripted(lambda prompt, index: "abc"[: (index + 3) % 4]) as served:
+        body: dict[str, Any] = {"prompt": ["x", "yy"], "best_of": 4, "n": 2, "temperature": 1}
+        if stream:
+            usage = served.events(PATH, **body, stream_options={"include_usage": True})[-2]["usage"]
+        else:
+            usage = served.post(PATH, **body).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 20, 23)
+
+
+def test_usage_of_beams_counts_the_answers(served: Served) -> None:
+    answer = served.post(PATH, prompt="ab|", beam_width=3, n=2, max_tokens=3, return_token_ids=True).json()
+    returned = sum(len(choice["token_ids"]) for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == returned > 0
+
+
 @pytest.mark.parametrize("text", ["a😊b", "살\u0301x", "👨‍👩‍👧 z"])
 def test_s06_offsets_count_characters_and_parts_of_one_are_bytes(served: Served, text: str) -> None:
     choice = served.post(PATH, prompt=f"{text}|", logprobs=0, echo=True, max_tokens=60).json()["choices"][0]

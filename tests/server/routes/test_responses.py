@@ -270,7 +270,7 @@ def test_an_error_inside_a_stream_is_an_event() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type 'input_image'"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood"),
-        ({"input": []}, "messages is empty"),
+        ({"input": []}, "input is empty"),
         ({"input": "x", "background": True}, "nothing is answered in the background"),
         ({"input": "x", "truncation": "auto"}, "never cut"),
         ({"input": "x", "conversation": "c"}, "previous_response_id"),
@@ -281,7 +281,7 @@ def test_an_error_inside_a_stream_is_an_event() -> None:
             "not there yet",
         ),
         ({"input": "x", "text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning_effort"),
+        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"input": "x", "reasoning": {"summary": "detailed"}}, "without a summary"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type is not supported"),
         ({"input": "x", "tools": [WEATHER]}, "no tool support"),
@@ -294,6 +294,26 @@ def test_what_cannot_be_done_is_refused_by_name(served: Served, body: dict[str, 
     response = served.post(PATH, **body)
     assert response.status_code == 400, response.text
     assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is out of range; got 0"),
+        ({"max_output_tokens": 9999}, "input", "Set max_output_tokens to at most"),
+        ({"input": "x" * 5000}, "input", "the prompt leaves no room"),
+        ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs", "top_logprobs is out of range; got 21"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "text.format: structured output"),
+        ({"input": []}, "input", "input is empty"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "does not read it"),
+        ({"tools": [WEATHER]}, "tools", "no tool support"),
+    ],
+)
+def test_errors_of_the_engine_name_fields_of_the_body(
+    served: Served, body: dict[str, Any], param: str, words: str
+) -> None:
+    error = served.post(PATH, **{"input": "x", **body}).json()["error"]
+    assert error["param"] == param and words in error["message"]
 
 
 def test_neutral_fields_are_accepted(served: Served) -> None:
