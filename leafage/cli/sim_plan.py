@@ -96,26 +96,28 @@ def _print(found: Plan) -> None:
     columns = ("DEVICES", "REPLICAS", "WITHIN SLO", "TTFT P90", "TPOT P90", "BATCH", "STORED")
     grid = table("TENSOR PARALLEL", *columns)
     for size in found.sizes:
-        grid.add_row(str(size.tensor_parallel), *_cells(size, len(columns)))
+        grid.add_row(str(size.tensor_parallel), *_cells(size, found.share, len(columns)))
     if found.fewer is not None:
-        grid.add_row(f"{found.fewer.tensor_parallel}, set as below", *_cells(found.fewer, len(columns)))
+        grid.add_row(
+            f"{found.fewer.tensor_parallel}, set as below", *_cells(found.fewer, found.share, len(columns))
+        )
     console.print(grid)
     for size in found.sizes:
         if size.error:
             terminal.say(f"tensor parallel {size.tensor_parallel}: {size.error}")
-    fewer = found.best is not None and found.best.replicas > 1
-    under = "with one replica fewer" if fewer else "with more load"
-    _list(console, f"Settings, tried {under}", words.describe_settings(found))
+    _list(console, f"Settings, tried {words.describe_stress(found)}", words.describe_settings(found))
     _list(console, "Paging", words.describe_paging(found))
 
 
-def _cells(size: Size, count: int) -> list[str]:
+def _cells(size: Size, share: float, count: int) -> list[str]:
     from leafage.sim.summary import METRICS
 
     if size.run is None:
         return ["-"] * count
     names = ("slo_attainment", "ttft_p90", "tpot_p90", "mean_batch", "stored")
     devices = str(size.num_devices) if size.meets else f"> {size.num_devices}"
+    if size.run.stopped:  # numbers of its beginning would pass for those of the whole
+        return [devices, str(size.replicas), f"below {100 * share:g} %", *["-"] * (len(names) - 1)]
     shown = [METRICS[name].show(size.run.metrics[name]) for name in names]
     return [devices, str(size.replicas), *shown]
 

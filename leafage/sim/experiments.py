@@ -30,6 +30,8 @@ class Run:
         timeline: the run over time.
         quantiles: TTFT, TPOT and E2E that 0, 1, ..., 100 % of the requests stay below, by name.
         num_slots: of the KV cache.
+        stopped: it ended once its service level was certain to be missed (`Verdict`); the rest is about the
+            requests that had ended.
         error: why it could not run, such as a model that does not fit.
     """
 
@@ -38,6 +40,7 @@ class Run:
     timeline: Timeline | None = None
     quantiles: dict[str, Floats] = field(default_factory=dict)
     num_slots: int = 0
+    stopped: bool = False
     error: str | None = None
 
 

@@ -7,15 +7,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
 
+import numpy as np
+
 from leafage.errors import InvalidParameterError, LeafageError
 from leafage.sim.bound import Bound, bound_of
 from leafage.sim.cost_model import CostModel
 from leafage.sim.experiments import Run, run_of, simulate
 from leafage.sim.parallel import in_parallel
 from leafage.sim.replicas import Router
-from leafage.sim.result import SLO
+from leafage.sim.result import SLO, SimResult
 from leafage.sim.scenario import Scenario
 from leafage.sim.summary import DEFAULT_SLO
+from leafage.sim.verdict import Verdict
 
 DEGREES = (1, 2, 4, 8)
 """Tensor parallel degrees that are tried."""
@@ -40,6 +43,8 @@ class Size:
     Attributes:
         run: of the smallest number of replicas that meets the level, or of the largest that was tried.
         bound: what bounds it.
+        hardest: when the requests arrived, one after the other, that came closest to the level or missed it
+            most often; the second of the first of them.
         tried: runs by number of replicas.
         error: why this degree cannot be used.
     """
@@ -48,6 +53,7 @@ class Size:
     replicas: int = 0
     run: Run | None = None
     bound: Bound | None = None
+    hardest: float = 0.0
     meets: bool = False
     tried: dict[int, Run] = field(default_factory=dict)
     error: str | None = None
@@ -130,7 +136,11 @@ class Plan:
     @property
     def changes(self) -> dict[str, Any]:
         """Settings that were chosen instead of those asked for."""
-        return {each.name: each.chosen for each in self.tunings if each.chosen != each.default}
+        return {
+            each.name: each.chosen
+            for each in self.tunings
+            if each.chosen != each.default and (each.name != "router" or self.scenario.replicas > 1)
+        }
 
 
 def plan(
@@ -147,7 +157,8 @@ def plan(
     where one replica is missing, whether fewer devices do with them, what paging buys, and what bounds it.
 
     Args:
-        max_requests: of the runs that compare settings; devices are counted on the whole workload.
+        max_requests: of the runs that compare settings, where the level is hardest to meet. Devices are
+            counted on the whole workload; if that is longer, a run is stopped once too many have missed it.
         on_progress: told what is being done.
 
     Raises:
@@ -156,7 +167,9 @@ def plan(
     if not 0 < share <= 1:
         raise InvalidParameterError("share is out of range", value=share, limit="above 0 to 1")
     on_progress("counting devices")
-    size = partial(_size, scenario=scenario, slo=slo, share=share, max_devices=max_devices)
+    size = partial(
+        _size, scenario=scenario, slo=slo, share=share, max_devices=max_devices, max_requests=max_requests
+    )
     sizes = in_parallel(size, DEGREES, processes=processes)
     if all(each.error for each in sizes):
         raise InvalidParameterError(
@@ -165,16 +178,17 @@ def plan(
         )
     best = _smallest(sizes)
     if best is None:
+        sizes = in_parallel(partial(_completed, scenario=scenario, slo=slo), sizes, processes=processes)
         return Plan(scenario, slo, share, sizes, None)
     planned = replace(scenario, replicas=best.replicas, tensor_parallel=best.tensor_parallel)
     stress = _stressed(planned)
     if (stress.num_requests or 0) > max_requests:
-        stress = stress.with_requests(max_requests)
+        stress = stress.stretch(best.hardest, max_requests)
     found = Plan(planned, slo, share, sizes, best, stress=stress)
     _tune(found, processes, on_progress)
     if found.changes and best.num_devices > 1:
         on_progress("counting devices with these settings")
-        _count_again(found, processes)
+        _count_again(found, max_requests, processes)
     _weigh_paging(found, processes, on_progress)
     return found
 
@@ -185,7 +199,7 @@ def _smallest(sizes: Sequence[Size]) -> Size | None:
     return min(met, key=lambda each: (each.num_devices, each.tensor_parallel), default=None)
 
 
-def _count_again(found: Plan, processes: int) -> None:
+def _count_again(found: Plan, max_requests: int, processes: int) -> None:
     """Whether fewer devices do with the settings that were chosen."""
     assert found.best is not None
     size = partial(
@@ -194,6 +208,7 @@ def _count_again(found: Plan, processes: int) -> None:
         slo=found.slo,
         share=found.share,
         max_devices=found.best.num_devices - 1,
+        max_requests=max_requests,
     )
     found.fewer = _smallest(in_parallel(size, DEGREES, processes=processes))
     if found.fewer is not None:
@@ -204,7 +219,15 @@ def _count_again(found: Plan, processes: int) -> None:
         )
 
 
-def _size(tensor_parallel: int, *, scenario: Scenario, slo: SLO, share: float, max_devices: int) -> Size:
+def _size(
+    tensor_parallel: int,
+    *,
+    scenario: Scenario,
+    slo: SLO,
+    share: float,
+    max_devices: int,
+    max_requests: int,
+) -> Size:
     """The fewest replicas of one degree."""
     size = Size(tensor_parallel)
     sharded = replace(scenario, tensor_parallel=tensor_parallel)
@@ -219,27 +242,58 @@ def _size(tensor_parallel: int, *, scenario: Scenario, slo: SLO, share: float, m
         size.error = f"more than {max_devices} devices"
         return size
 
+    num_requests = sharded.num_requests
+    is_long = num_requests is not None and num_requests > max_requests
     bounds: dict[int, Bound] = {}
+    hardest: dict[int, float] = {}
 
     def meets(replicas: int) -> bool:
-        result = replace(sharded, replicas=replicas).run()
+        verdict = Verdict(slo, share, num_requests) if is_long and num_requests else None
+        result = replace(sharded, replicas=replicas).run(verdict=verdict)
         size.tried[replicas] = run_of(result, slo)
+        if verdict is not None and verdict.is_missed:
+            size.tried[replicas].stopped = True
+            return False
         bounds[replicas] = bound_of(result, cost, replicas=replicas)
+        hardest[replicas] = _hardest(result, slo, max_requests)
         return size.tried[replicas].metrics["slo_attainment"] >= share
 
     try:
         low, high = 0, min(most, _first_guess(sharded, cost))
-        while not meets(high) and high < most:
+        while not (met := meets(high)) and high < most:
             low, high = high, min(2 * high, most)
-        while high - low > 1:
+        while met and high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if meets(middle) else (middle, high)
     except LeafageError as error:
         size.error = str(error)
         return size
-    size.replicas, size.run, size.bound = high, size.tried[high], bounds[high]
-    size.meets = size.run.metrics["slo_attainment"] >= share
+    size.replicas, size.run, size.bound = high, size.tried[high], bounds.get(high)
+    size.hardest = hardest.get(high, 0.0)
+    size.meets = met
     return size
+
+
+def _completed(size: Size, *, scenario: Scenario, slo: SLO) -> Size:
+    """With the whole of its largest run, which tells how far off it is."""
+    if size.run is not None and size.run.stopped:
+        largest = replace(scenario, tensor_parallel=size.tensor_parallel, replicas=size.replicas)
+        result = largest.run()
+        size.run = size.tried[size.replicas] = run_of(result, slo)
+        size.bound = bound_of(result, cost_of(largest), replicas=size.replicas)
+    return size
+
+
+def _hardest(result: SimResult, slo: SLO, count: int) -> float:
+    """When the first of `count` requests arrived that came closest to the level; 0 if there are no more."""
+    arrival = np.array(result.records.arrival)
+    if len(arrival) <= count:
+        return 0.0
+    order = np.argsort(arrival, kind="stable")
+    closeness = np.minimum(1.0, np.maximum(result.ttft / slo.ttft, result.tpot / slo.tpot))[order]
+    sums = np.concatenate([[0.0], np.cumsum(closeness)])
+    first = int(np.argmax(sums[count:] - sums[:-count]))
+    return float(arrival[order[first]]) if first else 0.0
 
 
 def _first_guess(scenario: Scenario, cost: CostModel) -> int:

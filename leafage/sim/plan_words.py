@@ -63,6 +63,20 @@ def describe_tuning(tuning: Tuning) -> str:
     )
 
 
+def describe_stress(plan: Plan) -> str:
+    """Under which load settings and memory were compared."""
+    if plan.best is None or plan.stress is None:
+        return ""
+    said = "with one replica fewer" if plan.best.replicas > 1 else "with more load"
+    if plan.best.hardest and plan.stress.num_requests != plan.scenario.num_requests:
+        start = float(plan.stress.setting("start"))
+        said += (
+            f", on the {plan.stress.num_requests:,} requests from second {start:,.0f} of the trace on, where "
+            "the level is hardest to meet"
+        )
+    return said
+
+
 def describe_settings(plan: Plan) -> list[str]:
     """What all settings should be, and what those that are changed do together."""
     said = [describe_tuning(tuning) for tuning in plan.tunings]

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from leafage.errors import InvalidParameterError
 from leafage.sim.result import SimResult
 from leafage.sim.simulation import Simulation
+from leafage.sim.verdict import Verdict
 from leafage.sim.workload import SimRequest, Workload
 
 Router = Literal["round_robin", "least_loaded"]
@@ -33,6 +34,7 @@ def serve(
     workload: Workload,
     router: Router,
     on_progress: Callable[[int, float], None] | None = None,
+    verdict: Verdict | None = None,
 ) -> list[SimResult]:
     """Simulate several engines side by side, on one time; returns what each did.
 
@@ -41,6 +43,7 @@ def serve(
 
     Args:
         on_progress: told (requests ended, simulated seconds) now and then.
+        verdict: stop all of them once it is missed.
     """
     ended = [0] * len(replicas)
 
@@ -54,9 +57,11 @@ def serve(
 
     followed = _Followed(workload)
     for index, replica in enumerate(replicas):
-        replica.begin(followed, progress_of(index))
+        replica.begin(followed, progress_of(index), verdict)
     turn = 0
     for request in workload:
+        if verdict is not None and verdict.is_missed:
+            break
         if router == "least_loaded":
             for replica in replicas:
                 replica.advance(request.arrival)

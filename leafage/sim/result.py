@@ -81,13 +81,13 @@ class Records:
         self.num_refused += 1
         self.refusals.setdefault(error.what, Refusals(0, str(error))).count += 1
 
-    def add(self, request: Request, metrics: RequestMetrics) -> None:
-        """A request has ended."""
+    def add(self, request: Request, metrics: RequestMetrics) -> bool:
+        """A request has ended. Returns whether it was answered."""
         finish = request.sequences[0].finish
         assert finish is not None
         if finish.kind is FinishKind.ERROR or metrics.first_token_time is None:
             self.num_failed += 1
-            return
+            return False
         self.arrival.append(metrics.arrival_time)
         self.scheduled.append(metrics.first_scheduled_time or metrics.arrival_time)
         self.first_token.append(metrics.first_token_time)
@@ -98,6 +98,14 @@ class Records:
         self.num_sequences.append(len(request.sequences))
         self.preemptions.append(request.num_preemptions)
         self.passed.append(request.passed)
+        return True
+
+    def attained(self, index: int, slo: SLO) -> bool:
+        """Whether one request met the service level; what `SimResult.attainment` says of all."""
+        ttft = self.first_token[index] - self.arrival[index]
+        each = self.output_tokens[index] / self.num_sequences[index]
+        tpot = (self.last_token[index] - self.first_token[index]) / max(each - 1, 1)
+        return ttft <= slo.ttft and tpot <= slo.tpot
 
     def extend(self, others: Records) -> None:
         """Requests of another engine that served the same workload."""

@@ -125,6 +125,7 @@ def _run(run: Run) -> dict[str, Any]:
             for reason, refusals in run.refusals.items()
         ],
         "kv_slots": run.num_slots,
+        "stopped": run.stopped,
         "error": run.error,
     }
 

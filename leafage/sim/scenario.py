@@ -14,6 +14,7 @@ from leafage.sim.llm_spec import LLMSpec
 from leafage.sim.replicas import Router, check_router, serve
 from leafage.sim.result import SimResult, merged
 from leafage.sim.simulation import Simulation
+from leafage.sim.verdict import Verdict
 from leafage.sim.workload import Workload
 from leafage.sim.workloads import make_workload, workload_settings
 
@@ -58,11 +59,17 @@ class Scenario:
         """
         return cast(Workload, make_workload(self.workload, **self.workload_settings))
 
-    def run(self, on_progress: Callable[[int, float], None] | None = None) -> SimResult:
+    def run(
+        self,
+        on_progress: Callable[[int, float], None] | None = None,
+        *,
+        verdict: Verdict | None = None,
+    ) -> SimResult:
         """Simulate it. Of several replicas the result is that of all together; its timeline is the first's.
 
         Args:
             on_progress: told (requests ended, simulated seconds) now and then.
+            verdict: stop once it is missed; the result is that of the requests that have ended.
 
         Raises:
             InvalidParameterError: the model does not fit, or a setting is wrong.
@@ -73,8 +80,8 @@ class Scenario:
         ]
         workload = self.make_workload()
         if len(replicas) == 1:
-            return replicas[0].run(workload, on_progress=on_progress)
-        return merged(serve(replicas, workload, self.router, on_progress))
+            return replicas[0].run(workload, on_progress=on_progress, verdict=verdict)
+        return merged(serve(replicas, workload, self.router, on_progress, verdict))
 
     @property
     def num_devices(self) -> int:
@@ -203,6 +210,20 @@ class Scenario:
                 remedy=f"set one of {', '.join(name for name in names if name.startswith('num_'))}",
             )
         return self.with_setting(known[0], num_requests)
+
+    def stretch(self, first_arrival: float, num_requests: int) -> Scenario:
+        """The same with so many requests, of a trace those that arrive from this second on; workloads that
+        are drawn are alike everywhere.
+
+        Raises:
+            InvalidParameterError: as `with_requests` raises it.
+        """
+        found = self.with_requests(num_requests)
+        if not self._is_recorded or not first_arrival:
+            return found
+        scale = float(self.workload_settings.get("rate_scale") or 1.0)
+        skipped = float(self.workload_settings.get("start") or 0.0)
+        return found.with_setting("start", skipped + first_arrival * scale)
 
     @property
     def num_requests(self) -> int | None:

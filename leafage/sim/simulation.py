@@ -17,6 +17,7 @@ from leafage.sim.cost_model import decode_load
 from leafage.sim.executor import SimExecutor, VirtualClock
 from leafage.sim.result import Records, SimResult
 from leafage.sim.timeline import Timeline
+from leafage.sim.verdict import Verdict
 from leafage.sim.workload import SimRequest, Workload
 
 
@@ -52,6 +53,7 @@ class Simulation:
         self._timeline = Timeline()
         self._workload: Workload | None = None
         self._on_progress: Callable[[int, float], None] | None = None
+        self._verdict: Verdict | None = None
         metrics.on_finished = self._finished
 
     def run(
@@ -60,30 +62,40 @@ class Simulation:
         *,
         until: float = math.inf,
         on_progress: Callable[[int, float], None] | None = None,
+        verdict: Verdict | None = None,
     ) -> SimResult:
         """Simulate until everything is answered, or until `until` seconds.
 
         Args:
             on_progress: told (requests ended, simulated seconds) after steps in which some ended.
+            verdict: stop once it is missed; the result is that of the requests that have ended.
 
         Requests that could never run are counted as refused, and the rest goes on.
         """
-        self.begin(workload, on_progress)
+        self.begin(workload, on_progress, verdict)
         self.advance(until)
         return self.result()
 
-    def begin(self, workload: Workload, on_progress: Callable[[int, float], None] | None = None) -> None:
+    def begin(
+        self,
+        workload: Workload,
+        on_progress: Callable[[int, float], None] | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
         """Say what is to be simulated, as `run` does. Then `advance`, and `add` what else there is."""
         assert self._workload is None, "a simulation runs one workload"
         self._workload = workload
         self._arrivals = Arrivals(workload)
         self._on_progress = on_progress
+        self._verdict = verdict
 
     def advance(self, until: float) -> None:
         """Simulate up to the end of the step that ends at `until` seconds or later, or until nobody comes."""
         assert self._workload is not None, "begin first"
         engine, clock, arrivals = self.engine, self.clock, self._arrivals
         while clock.now() < until:
+            if self._verdict is not None and self._verdict.is_missed:
+                break
             if not engine.has_unfinished:
                 if arrivals.next_time == math.inf:
                     break
@@ -167,13 +179,17 @@ class Simulation:
             )
         except LeafageError as error:
             self._records.refuse(error)
+            if self._verdict is not None:
+                self._verdict.num_missed += 1
         else:
             self._requests[request.request_id] = request
             # It came while a step ran; it waits from then on.
             self.metrics.of(request.request_id).arrival_time = request.arrival
 
     def _finished(self, request: Request, metrics: RequestMetrics) -> None:
-        self._records.add(request, metrics)
+        answered, verdict = self._records.add(request, metrics), self._verdict
+        if verdict is not None and not (answered and self._records.attained(-1, verdict.slo)):
+            verdict.num_missed += 1
         self._ended.append(self._requests.pop(request.request_id))
 
 

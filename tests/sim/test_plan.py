@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -10,8 +11,8 @@ from leafage.sim.cost_model import CostModel, Load
 from leafage.sim.experiments import run_of
 from leafage.sim.hardware import Hardware
 from leafage.sim.llm_spec import LLMSpec
-from leafage.sim.plan import WORTH, Plan, plan
-from leafage.sim.plan_words import answer, describe_bound, describe_paging, describe_tuning
+from leafage.sim.plan import WORTH, Plan, Tuning, plan
+from leafage.sim.plan_words import answer, describe_bound, describe_paging, describe_stress, describe_tuning
 from leafage.sim.report import plan_page
 from leafage.sim.result import SLO
 from leafage.sim.results_json import plan_as_dict
@@ -205,3 +206,58 @@ def test_what_bounds_measured_steps_is_told_by_them(rate: float, costs: StepCost
     parts = bound.compute + bound.weights + bound.context + bound.overhead
     assert parts == pytest.approx(bound.busy, rel=1e-3), "measured steps are a sum"
     assert bound.weights > 0 and bound.context > 0
+
+
+@pytest.fixture(scope="module")
+def busy_hour(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    """A trace that is quiet, then busy for 60 requests, then quiet again."""
+    gaps = [0.2] * 50 + [0.01] * 60 + [0.2] * 50
+    lines = [f"{time:.3f},60,{20 + 7 * (number % 9)}" for number, time in enumerate(accumulate(gaps))]
+    path = tmp_path_factory.mktemp("traces") / "busy_hour.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(lines) + "\n")
+    config = {"kv_cache_tokens": None, "max_model_len": 512, "max_num_seqs": 8}
+    scenario = replace(small_scenario(config=config), hardware=replace(SMALL, memory_bytes=2e9))
+    return replace(scenario, workload=str(path), workload_settings={"start": 1.0})
+
+
+@pytest.fixture(scope="module")
+def long(busy_hour: Scenario) -> Plan:
+    return plan(busy_hour, slo=TIGHT, max_devices=8, max_requests=60)
+
+
+def test_long_workloads_get_the_same_answer_from_runs_that_stop(busy_hour: Scenario, long: Plan) -> None:
+    whole = plan(busy_hour, slo=TIGHT, max_devices=8, max_requests=1000)
+    for one, other in zip(long.sizes, whole.sizes, strict=True):
+        assert (one.replicas, one.meets, one.error) == (other.replicas, other.meets, other.error)
+        for replicas, run in one.tried.items():
+            attained = other.tried[replicas].metrics["slo_attainment"]
+            assert run.stopped == (attained < 0.9)
+            if not run.stopped:
+                assert run.metrics == other.tried[replicas].metrics
+    assert any(run.stopped for run in long.sizes[0].tried.values())
+    assert not any(run.stopped for run in whole.sizes[0].tried.values())
+    assert "below 90 %" in plan_page(long) and "below 90 %" not in plan_page(whole)
+    assert [run["stopped"] for run in plan_as_dict(long)["sizes"][0]["tried"]].count(True) >= 1
+
+
+def test_settings_of_a_long_trace_are_compared_where_the_level_is_hardest_to_meet(long: Plan) -> None:
+    assert long.stress is not None and long.stress.num_requests == 60
+    start = long.stress.setting("start")
+    assert 9.5 < start < 10.5, "its own start counts, too"
+    assert f"on the 60 requests from second {start:.0f} of the trace on" in describe_stress(long)
+    assert describe_stress(long) in plan_page(long)
+
+
+def test_a_level_that_is_missed_by_a_long_workload_says_by_how_much(busy_hour: Scenario) -> None:
+    slo = SLO(ttft=1.0, tpot=1e-4)
+    long, whole = (plan(busy_hour, slo=slo, max_devices=4, max_requests=count) for count in (60, 1000))
+    assert long.best is None and answer(long) == answer(whole)
+    assert list(long.sizes[0].tried) == list(whole.sizes[0].tried), "and no more is tried after the most"
+
+
+def test_one_replica_needs_no_router(found: Plan) -> None:
+    found = replace(found, tunings=[Tuning("router", "round_robin", "least_loaded", {})])
+    found.scenario = replace(found.scenario, replicas=2)
+    assert found.changes == {"router": "least_loaded"}
+    found.scenario = replace(found.scenario, replicas=1)
+    assert found.changes == {}

@@ -106,6 +106,20 @@ def test_the_load_of_a_trace_is_its_scale(tmp_path: Path) -> None:
         recorded.with_setting("arrivals", "at-once").load_setting  # noqa: B018
 
 
+def test_a_stretch_of_a_trace_begins_at_a_second_of_the_replay(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = [f"{second},{second + 1},5" for second in range(40)]
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(lines) + "\n")
+    settings = {"start": 10.0, "rate_scale": 2.0}
+    recorded = replace(small_scenario(), workload=str(trace), workload_settings=settings)
+    whole, stretch = (list(each.make_workload()) for each in (recorded, recorded.stretch(5.0, 3)))
+    assert [len(request.prompt) for request in stretch] == [21, 22, 23]
+    assert [request.arrival for request in stretch] == [0.0, 0.5, 1.0]
+    assert [len(request.prompt) for request in whole if request.arrival >= 5.0][:3] == [21, 22, 23]
+    drawn = small_scenario(rate=3)
+    assert drawn.stretch(5.0, 3) == drawn.with_requests(3)
+
+
 def test_everything_it_depends_on_is_told() -> None:
     told = small_scenario(rate=3).as_dict()
     assert told["workload"] == {"name": "alpaca", "num_requests": 30, "rate": 3}

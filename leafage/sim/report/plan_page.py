@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from leafage.sim.experiments import Spread
 from leafage.sim.plan import Gain, Plan, Size
-from leafage.sim.plan_words import answer, describe_paging, describe_tuning
+from leafage.sim.plan_words import answer, describe_paging, describe_stress, describe_tuning
 from leafage.sim.report import figures
 from leafage.sim.report.page import Page
 from leafage.sim.summary import METRICS, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from leafage.sim.experiments import Run
 
 SHOWN = ("slo_attainment", "ttft_p90", "tpot_p90", "throughput", "mean_batch", "stored")
 
@@ -27,16 +29,19 @@ def fill_plan_page(page: Page, plan: Plan) -> str:
         page.tiles = [(str(size.num_devices), f"x {plan.scenario.hardware.name}")]
         page.tiles = [*page.tiles, *((METRICS[n].show(size.run.metrics[n]), METRICS[n].title) for n in SHOWN)]
     attained = _attainment_against_devices(plan)
-    page.figures("Devices", [("Requests within the level", "dashed: the share that is wanted", attained)])
-    _tried(page, "What was tried", plan.sizes)
+    note = "dashed: the share that is wanted"
+    if any(run.stopped for each in plan.sizes for run in each.tried.values()):
+        note += "; triangles: fewer, and stopped once that was certain"
+    page.figures("Devices", [("Requests within the level", note, attained)])
+    _tried(page, "What was tried", plan.sizes, plan.share)
     if plan.fewer is not None:
-        _tried(page, "With the settings chosen below", [plan.fewer])
+        _tried(page, "With the settings chosen below", [plan.fewer], plan.share)
     for size in plan.sizes:
         if size.error:
             page.text(f"Tensor parallel {size.tensor_parallel}: {size.error}")
     if plan.tunings:
         page.figures(
-            "Settings, where they matter: with one replica fewer, or with more load",
+            f"Settings, tried {describe_stress(plan)}",
             [
                 (
                     tuning.name.replace("_", " "),
@@ -55,8 +60,14 @@ def fill_plan_page(page: Page, plan: Plan) -> str:
     return page.html()
 
 
-def _tried(page: Page, title: str, sizes: Sequence[Size]) -> None:
+def _tried(page: Page, title: str, sizes: Sequence[Size], share: float) -> None:
     """A line for each number of replicas."""
+
+    def shown(run: Run) -> list[str]:
+        if run.stopped:  # numbers of its beginning would pass for those of the whole
+            return [f"below {100 * share:g} %", *["-"] * (len(SHOWN) - 1)]
+        return [METRICS[name].show(run.metrics[name]) for name in SHOWN]
+
     page.table(
         title,
         ("tensor parallel", "devices", "replicas", *(METRICS[name].title for name in SHOWN)),
@@ -66,7 +77,7 @@ def _tried(page: Page, title: str, sizes: Sequence[Size]) -> None:
                 (str(size.tensor_parallel * count), False),
                 (str(count), False),
             ]
-            + [(METRICS[name].show(run.metrics[name]), False) for name in SHOWN]
+            + [(text, False) for text in shown(run)]
             for size in sizes
             for count, run in sorted(size.tried.items())
         ],
@@ -111,9 +122,13 @@ def _attainment_against_devices(plan: Plan) -> str:
         sizes = [size for size in plan.sizes if size.tried]
         for size, color in zip(sizes, figures.COLORS, strict=False):
             points = sorted((size.tensor_parallel * count, run) for count, run in size.tried.items())
-            shares = [100 * run.metrics["slo_attainment"] for _, run in points]
+            whole = [(devices, run) for devices, run in points if not run.stopped]
+            shares = [100 * run.metrics["slo_attainment"] for _, run in whole]
             label = f"tensor parallel {size.tensor_parallel}"
-            axes.plot([devices for devices, _ in points], shares, color=color, marker="o", label=label)
+            axes.plot([devices for devices, _ in whole], shares, color=color, marker="o", label=label)
+            stopped = [devices for devices, run in points if run.stopped]
+            below = [100 * plan.share - 3] * len(stopped)
+            axes.plot(stopped, below, color=color, marker="v", markerfacecolor="none", linestyle="none")
         axes.axhline(100 * plan.share, color=figures.COLORS[5], linewidth=1, linestyle=(0, (4, 3)))
         axes.set(xlabel="devices", ylabel="SLO attainment (%)", ylim=(0, 103))
         axes.set_xlim(0)
