@@ -23,25 +23,38 @@ from leafage.server.errors import ApiError, error_response, field_error
 from leafage.server.generation import ClientLeft
 from leafage.server.http_counters import CountRequests
 from leafage.server.limits import Limits
-from leafage.server.routes import chat, completions, health, live, metrics, models, refused, responses, tokens
+from leafage.server.routes import (
+    chat,
+    completions,
+    docs,
+    health,
+    live,
+    metrics,
+    models,
+    refused,
+    responses,
+    tokens,
+)
 
 _log = logging.getLogger("leafage.server")
 
 
 def create_app(context: Context) -> FastAPI:
     """The ASGI application over an engine that runs."""
-    docs = context.config.docs
+    config = context.config
     app = FastAPI(
         title="Leafage",
         version=_version(),
-        docs_url="/docs" if docs else None,
-        openapi_url="/openapi.json" if docs else None,
+        docs_url=None,
+        openapi_url="/openapi.json" if config.docs else None,
         redoc_url=None,
     )
     app.state.context = context
     for routes in (chat, completions, responses, tokens, models, health, metrics, refused):
         app.include_router(routes.router)
-    if context.config.live:
+    if config.docs:
+        app.include_router(docs.router)
+    if config.live:
         app.include_router(live.router)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(LeafageError, _refuse)

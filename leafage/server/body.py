@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -180,7 +180,12 @@ ERROR_STATUSES = {
 
 
 def operation(
-    body: type[BaseModel] | None, answer: Any, *, event: Any = None, statuses: Iterable[int] = ERROR_STATUSES
+    body: type[BaseModel] | None,
+    answer: Any,
+    *,
+    event: Any = None,
+    statuses: Iterable[int] = ERROR_STATUSES,
+    example: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`openapi_extra` of a route.
 
@@ -189,6 +194,7 @@ def operation(
         answer: type of its JSON answer.
         event: type of the data of its events where `stream` is true.
         statuses: of the errors it may answer with.
+        example: a body.
     """
     content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
     if event is not None:
@@ -199,7 +205,9 @@ def operation(
         responses[str(status)] = {"description": ERROR_STATUSES[status], "content": error}
     extra: dict[str, Any] = {"responses": responses}
     if body is not None:
-        sent = {"application/json": {"schema": _reference(body)}}
+        sent: dict[str, Any] = {"application/json": {"schema": _reference(body)}}
+        if example is not None:
+            sent["application/json"]["example"] = dict(example)
         extra["requestBody"] = {"required": True, "content": sent}
     return extra
 

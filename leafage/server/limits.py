@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from leafage.server.context import Context
 
 OPEN_PATHS = ("/", "/docs", "/openapi.json")
-"""Need no key, nor do those below /health and /live/static: they tell nothing about requests."""
-OPEN_PREFIXES = ("/health", "/live/static/")
+"""Need no key, nor do those below OPEN_PREFIXES: they tell nothing about requests."""
+OPEN_PREFIXES = ("/health", "/live/static/", "/docs/static/")
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 DISCARDED_BYTES = 64 << 20
 """Of the body of a request that was refused, at most."""

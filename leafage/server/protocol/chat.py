@@ -13,8 +13,11 @@ from leafage.server.protocol.common import (
     ChatHints,
     Described,
     List,
+    ModelName,
     Only,
+    ReturnTokenIds,
     Sampling,
+    Stream,
     StreamOptions,
     Strict,
 )
@@ -66,8 +69,13 @@ class Message(Strict):
         Field(description="X-Leafage-Ignored-Fields lists it where the chat template writes no names"),
     ] = None
     tool_calls: List[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    tool_call_id: Annotated[str | None, Field(description="of the call that this message answers")] = None
+    reasoning_content: Annotated[
+        str | None,
+        Field(
+            description="the thinking of an earlier turn; the chat template decides whether the model sees it"
+        ),
+    ] = None
     refusal: Annotated[Any, Only(why="refusals cannot be told to the model")] = None
     annotations: Annotated[Any, Only([], why="annotations cannot be told to the model")] = None
     audio: Annotated[Any, Only(why="there is no audio here")] = None
@@ -88,18 +96,23 @@ class ResponseFormat(Strict):
 class ChatCompletionRequest(Sampling, ChatHints):
     """Answer a conversation."""
 
-    model: str | None = None
+    model: ModelName = None
     messages: Annotated[List[Message], Field(max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int | None, Field(description="the older name of max_completion_tokens")] = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    stream: bool | None = None
+    max_completion_tokens: Annotated[
+        int | None, Field(description="of each answer, the thinking included; default: as many as fit")
+    ] = None
+    logprobs: Annotated[bool | None, Field(description="of each token of the answer")] = None
+    top_logprobs: Annotated[int | None, Field(description="alternatives for each token, up to 20")] = None
+    stream: Stream = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    tools: List[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    tools: Annotated[
+        List[dict[str, Any]] | None,
+        Field(description="functions that the model may call, as OpenAI has them"),
+    ] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, Field(description="`auto` or `none`")] = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: one call in an answer")] = None
     reasoning_effort: Annotated[
         str | None, Field(description="for chat templates that read it; 'none' also where nothing reasons")
     ] = None
@@ -117,7 +130,7 @@ class ChatCompletionRequest(Sampling, ChatHints):
             description="keeps this conversation's token ids, so that its next turn finds all of it cached",
         ),
     ] = None
-    return_token_ids: bool | None = None
+    return_token_ids: ReturnTokenIds = None
     store: Annotated[Any, Only(False, why="chat completions are not stored here")] = None
     modalities: Annotated[Any, Only(["text"], why="only text is made here")] = None
     audio: Annotated[Any, Only(why="only text is made here")] = None

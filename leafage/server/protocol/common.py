@@ -98,37 +98,74 @@ class StreamOptions(Strict):
 T = TypeVar("T")
 List: TypeAlias = Annotated[list[T], FirstMistake()]
 """A client's list."""
-Stop = Annotated[str | List[str] | None, Described("a string or a list of strings")]
+Stop = Annotated[
+    str | List[str] | None,
+    Described("a string or a list of strings"),
+    Field(description="texts that end an answer; they are not part of it"),
+]
 Metadata = Annotated[
     dict[
         Annotated[str, Field(max_length=64)],
         Annotated[str, Field(max_length=512)],
     ],
-    Field(max_length=16, description="comes back with the answer"),
+    Field(max_length=16),
 ]
+
+
+ModelName = Annotated[str | None, Field(description="a name of /v1/models; may be left out")]
+Stream = Annotated[bool | None, Field(description="send the answer as server-sent events while it is made")]
+ReturnTokenIds = Annotated[bool | None, Field(description="token ids of prompt and answer beside the texts")]
 
 
 class Drawing(Strict):
     """How tokens are drawn. None means: what the model recommends, else the OpenAI API's default."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    temperature: Annotated[
+        float | None,
+        Field(description="0 always takes the most likely token; the higher, the more is left to chance"),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Field(description="draw from the most likely tokens that together have this probability"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        Field(description="taken off the logit of each token that the answer has already, -2 to 2"),
+    ] = None
+    frequency_penalty: Annotated[float | None, Field(description="the same, times how often it has it")] = (
+        None
+    )
     seed: Annotated[int | None, Field(description="makes the draws repeatable")] = None
     stop: Stop = None
     logit_bias: Annotated[
         dict[str, float] | None, Field(description="token id -> value added to its logit, in [-100, 100]")
     ] = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: List[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    bad_words: List[str] | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
+    top_k: Annotated[
+        int | None, Field(description="draw from so many of the most likely tokens; 0: from all")
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Field(
+            description="draw from the tokens that are at least so likely, relative to the most likely one"
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, Field(description="divides the logits of tokens that prompt or answer have; 1: none")
+    ] = None
+    stop_token_ids: Annotated[
+        List[int] | None, Field(description="tokens that end an answer, beside the model's own")
+    ] = None
+    min_tokens: Annotated[int | None, Field(description="so many come before anything may end an answer")] = (
+        None
+    )
+    ignore_eos: Annotated[bool | None, Field(description="go on where the model would end")] = None
+    bad_words: Annotated[List[str] | None, Field(description="texts that an answer must not contain")] = None
+    skip_special_tokens: Annotated[
+        bool | None, Field(description="leave control tokens out of the text; default true")
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, Field(description="keep the stop string that ended an answer")
+    ] = None
 
     def sampling_params(self, base: SamplingParams, **settings: Any) -> SamplingParams:
         """`base` with `settings`, then with the fields that were given.
@@ -150,13 +187,21 @@ class Drawing(Strict):
 class Sampling(Drawing):
     """How many answers there are, and how they are found."""
 
-    n: int | None = None
-    prompt_logprobs: int | None = None
+    n: Annotated[int | None, Field(description="answers to each prompt")] = None
+    prompt_logprobs: Annotated[
+        int | None, Field(description="log-probabilities of the prompt's tokens, with so many alternatives")
+    ] = None
     beam_width: Annotated[
         int | None, Field(description="search for the most likely answers with so many beams")
     ] = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
+    length_penalty: Annotated[
+        float | None,
+        Field(description="beams are compared by their log-probability over length ** length_penalty"),
+    ] = None
+    early_stopping: Annotated[
+        bool | str | None,
+        Field(description="true: end with the first beam_width answers; 'never': when none can get better"),
+    ] = None
 
 
 class Extensions(Strict):
@@ -175,7 +220,7 @@ class Extensions(Strict):
 class ChatHints(Extensions):
     """Fields that the OpenAI API has for conversations beside their content."""
 
-    metadata: Metadata | None = None
+    metadata: Annotated[Metadata | None, Field(description="comes back with the answer")] = None
     safety_identifier: Annotated[
         str | None, Field(description="the name of `user` since 2025; `user` wins where both are given")
     ] = None

@@ -8,7 +8,17 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from leafage.server.protocol.answers import CacheReport, Usage
-from leafage.server.protocol.common import Described, Extensions, List, Only, Sampling, StreamOptions
+from leafage.server.protocol.common import (
+    Described,
+    Extensions,
+    List,
+    ModelName,
+    Only,
+    ReturnTokenIds,
+    Sampling,
+    Stream,
+    StreamOptions,
+)
 from leafage.server.protocol.logprobs import TextLogprobs
 
 MAX_PROMPTS = 1024
@@ -26,18 +36,20 @@ Prompts = Annotated[
 class CompletionRequest(Sampling, Extensions):
     """Continue a text."""
 
-    model: str | None = None
+    model: ModelName = None
     prompt: Annotated[Prompts, Field(description="a text, token ids, or a list of either")]
     max_tokens: Annotated[
         int | None, Field(description="16 where nothing is said; 0 with echo: only the prompt's logprobs")
     ] = None
-    best_of: int | None = None
+    best_of: Annotated[int | None, Field(description="draw so many, and answer with the n most likely")] = (
+        None
+    )
     logprobs: Annotated[int | None, Field(description="alternatives reported for each token")] = None
-    echo: bool | None = None
+    echo: Annotated[bool | None, Field(description="begin each answer with its prompt")] = None
     suffix: Annotated[Any, Only("", why="nothing can be put in front of a suffix here")] = None
-    stream: bool | None = None
+    stream: Stream = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
+    return_token_ids: ReturnTokenIds = None
 
 
 class CompletionChoice(TypedDict):

@@ -10,7 +10,16 @@ from typing_extensions import NotRequired, TypedDict
 
 from leafage.server.protocol.answers import CacheReport
 from leafage.server.protocol.chat import MAX_MESSAGES
-from leafage.server.protocol.common import ChatHints, Described, Drawing, List, Only, Strict
+from leafage.server.protocol.common import (
+    ChatHints,
+    Described,
+    Drawing,
+    List,
+    ModelName,
+    Only,
+    Stream,
+    Strict,
+)
 from leafage.server.protocol.logprobs import PositionLogprob
 
 LOGPROBS = "message.output_text.logprobs"
@@ -148,7 +157,7 @@ Items = Annotated[List[InputItem], Field(max_length=MAX_MESSAGES)]
 class ResponsesRequest(Drawing, ChatHints):
     """Answer an input, and, with `previous_response_id`, what came before it."""
 
-    model: str | None = None
+    model: ModelName = None
     input: Annotated[str | Items, Described("a text or a list of items")]
     instructions: Annotated[
         str | None, Field(description="a system message in front; not carried over to the next response")
@@ -163,11 +172,13 @@ class ResponsesRequest(Drawing, ChatHints):
             "oldest ones make room, and none outlives the server"
         ),
     ] = None
-    max_output_tokens: int | None = None
-    stream: bool | None = None
+    max_output_tokens: Annotated[
+        int | None, Field(description="of the answer, the thinking included; default: as many as fit")
+    ] = None
+    stream: Stream = None
     stream_options: ResponseStreamOptions | None = None
     include: Annotated[List[str], Field(max_length=100)] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, Field(description="alternatives for each token, up to 20")] = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: List[dict[str, Any]] | None = None

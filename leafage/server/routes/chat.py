@@ -34,7 +34,12 @@ router = APIRouter(tags=["chat"])
 
 @router.post(
     "/v1/chat/completions",
-    openapi_extra=operation(ChatCompletionRequest, ChatCompletion, event=ChatCompletionChunk),
+    openapi_extra=operation(
+        ChatCompletionRequest,
+        ChatCompletion,
+        event=ChatCompletionChunk,
+        example={"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 100},
+    ),
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation through the model's chat template."""

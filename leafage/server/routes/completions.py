@@ -24,7 +24,15 @@ from leafage.server.sse import EventStream
 router = APIRouter(tags=["completions"])
 
 
-@router.post("/v1/completions", openapi_extra=operation(CompletionRequest, Completion, event=Completion))
+@router.post(
+    "/v1/completions",
+    openapi_extra=operation(
+        CompletionRequest,
+        Completion,
+        event=Completion,
+        example={"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0},
+    ),
+)
 async def create_completion(request: Request) -> Response:
     """Continue a text, token ids, or a list of either."""
     context = context_of(request)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
-from hashlib import sha256
-from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -21,13 +17,8 @@ from leafage.server.errors import ApiError
 from leafage.server.limits import is_loopback
 from leafage.server.live import inspect
 from leafage.server.live.feed import Feed, Watcher
+from leafage.server.page_files import page_file
 
-MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""The page talks to nobody but this server."""
 LOOK_TIMEOUT = 5.0
 """Seconds that a look waits for the engine to end its step."""
 
@@ -140,32 +131,8 @@ def _text(context: Context, token_ids: list[int]) -> str:
     return context.model.tokenizer.decode(token_ids, skip_special_tokens=False, continues=True)
 
 
-@cache
-def _read(name: str) -> tuple[bytes, str]:
-    """A file of the page, and its ETag."""
-    body = (files("leafage.server.live") / "static" / name).read_bytes()
-    return body, f'"{sha256(body).hexdigest()[:20]}"'
-
-
-@cache
-def _names() -> frozenset[str]:
-    return frozenset(file.name for file in (files("leafage.server.live") / "static").iterdir())
-
-
 def _file(request: Request, name: str) -> Response:
-    if name not in _names():
-        raise ApiError(f"the page has no file {name!r}", status=404)
-    body, tag = _read(name)
-    headers = {
-        "Cache-Control": "no-cache",
-        "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-        "ETag": tag,
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-    if Headers(scope=request.scope).get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    return Response(body, media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=headers)
+    return page_file(request, "leafage.server.live", name)
 
 
 class _Events(Response):

@@ -57,7 +57,15 @@ class Stored:
         return len(self.body) + texts + self.conversation.num_bytes
 
 
-@router.post("/v1/responses", openapi_extra=operation(ResponsesRequest, ResponseObject, event=ResponseEvent))
+@router.post(
+    "/v1/responses",
+    openapi_extra=operation(
+        ResponsesRequest,
+        ResponseObject,
+        event=ResponseEvent,
+        example={"input": "Why is the sky blue?", "max_output_tokens": 100},
+    ),
+)
 async def create_response(request: Request) -> Response:
     """Answer an input through the model's chat template."""
     context = context_of(request)

@@ -24,7 +24,12 @@ router = APIRouter(tags=["tokens"])
 _STATUSES = (400, 401, 404, 408, 413, 415, 503)
 
 
-@router.post("/tokenize", openapi_extra=operation(TokenizeRequest, Tokenized, statuses=_STATUSES))
+@router.post(
+    "/tokenize",
+    openapi_extra=operation(
+        TokenizeRequest, Tokenized, statuses=_STATUSES, example={"prompt": "Hello", "return_token_strs": True}
+    ),
+)
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, as `/v1/completions` would read it, or of a conversation."""
     context = context_of(request)
@@ -67,7 +72,12 @@ def _check(body: TokenizeRequest) -> None:
             raise InvalidParameterError(f"{name} is for {form}", remedy="leave it out")
 
 
-@router.post("/detokenize", openapi_extra=operation(DetokenizeRequest, Detokenized, statuses=_STATUSES))
+@router.post(
+    "/detokenize",
+    openapi_extra=operation(
+        DetokenizeRequest, Detokenized, statuses=_STATUSES, example={"tokens": [72, 105]}
+    ),
+)
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens written out."""
     context = context_of(request)

@@ -1,4 +1,5 @@
-"""The live page in headless Chromium, over `leafage serve` with the real model: what it shows in every state.
+"""The live page in headless Chromium, over `leafage serve` with the real model: what it shows in every state. And
+the page at /docs.
 
 Writes pictures of what it saw to the folder SOAK_SCREENSHOTS, when that is set: look at them. Needs
 `pip install playwright` and the program chromium; no browser is downloaded.
@@ -400,3 +401,22 @@ def test_a_page_that_nobody_sees_lets_go(url: str, window: Callable[..., Window]
     view.until("paused", lambda: "paused" in view.text("#status"), 40)
     view.page.evaluate(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
     view.until_status("idle")
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_the_api_page_shows_fields_and_sends_requests(
+    url: str, window: Callable[..., Window], size: tuple[int, int], scheme: str
+) -> None:
+    opened = window(f"{url}/docs", size, scheme)
+    page = opened.page
+    page.fill("#find", "beam_width")
+    assert page.locator(".endpoint:visible").count() == 2
+    box = page.locator("[id='post-/v1/completions']")
+    box.locator("summary").first.click()
+    assert box.locator("mark").inner_text() == "beam_width"
+    box.locator("text=fields").first.click()
+    box.locator("textarea").fill('{"prompt": "One, two,", "max_tokens": 5, "stream": true}')
+    box.locator("button", has_text="Send").click()
+    box.locator("output", has_text="200 OK").wait_for()
+    assert box.locator(".result").inner_text().endswith("data: [DONE]\n\n")
+    opened.shot("api")

@@ -1,0 +1,1 @@
+"""The page at /docs: it draws the OpenAPI document, and sends requests."""
