@@ -20,6 +20,8 @@ from leafage.core.sampling_params import SamplingParams
 
 MAX_LOOKED_AT = 1000
 """Mistakes of one value, of which each costs time."""
+NO_SEED = -1
+"""What vLLM and llama.cpp take for none."""
 _TELLING = frozenset(("extra_forbidden", "missing", "literal_error", "refused", "shape", "too_long"))
 """Kinds of mistakes that say more than that a value has the wrong shape."""
 
@@ -135,7 +137,9 @@ class Drawing(Strict):
     frequency_penalty: Annotated[float | None, Field(description="the same, times how often it has it")] = (
         None
     )
-    seed: Annotated[int | None, Field(description="makes the draws repeatable")] = None
+    seed: Annotated[
+        int | None, Field(description="makes the draws repeatable; -1: by chance, as where nothing is said")
+    ] = None
     stop: Stop = None
     logit_bias: Annotated[
         dict[str, float] | None, Field(description="token id -> value added to its logit, in [-100, 100]")
@@ -177,6 +181,11 @@ class Drawing(Strict):
         given = {name: value for name, value in given.items() if value is not None}
         if isinstance(given.get("stop"), str):
             given["stop"] = [given["stop"]]
+        seed = given.get("seed")
+        if seed == NO_SEED:
+            del given["seed"]
+        elif seed is not None and -(2**63) <= seed < 0:  # OpenAI's are 64 bits with a sign
+            given["seed"] = seed % 2**64
         if "logit_bias" in given:
             given["logit_bias"] = {_token_id(key): bias for key, bias in given["logit_bias"].items()}
         if "beam_width" in given:  # draws nothing: what is recommended for drawing has no use

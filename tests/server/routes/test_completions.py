@@ -111,6 +111,19 @@ def test_what_is_wrong_is_said_by_name(
     assert error["param"] == param
 
 
+def test_negative_seeds_are_seeds_but_for_the_one_that_means_none(tiny_url: str) -> None:
+    def draw(seed: int) -> str:
+        answer = post(tiny_url, prompt="abc", seed=seed, temperature=1, max_tokens=20, ignore_eos=True).json()
+        text: str = answer["choices"][0]["text"]
+        return text
+
+    assert draw(-5) == draw(-5) != draw(-6)
+    assert draw(-(2**63)) == draw(2**63)
+    assert draw(-1) != draw(-1)
+    refused = post(tiny_url, prompt="abc", seed=-(2**63) - 1)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "seed")
+
+
 def test_another_model_is_404_with_the_names_served(tiny_url: str) -> None:
     response = post(tiny_url, prompt="x", model="gpt-4")
     assert response.status_code == 404

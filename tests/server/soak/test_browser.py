@@ -1,5 +1,5 @@
-"""The live page in headless Chromium, over `leafage serve` with the real model: what it shows in every state. And
-the page at /docs.
+"""The live page in headless Chromium, over `leafage serve` with the real model: what it shows in every state.
+And the page at /docs.
 
 Writes pictures of what it saw to the folder SOAK_SCREENSHOTS, when that is set: look at them. Needs
 `pip install playwright` and the program chromium; no browser is downloaded.
