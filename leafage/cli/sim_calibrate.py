@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from leafage.cli import terminal
 from leafage.cli.flags import ENGINE_FLAGS, engine_settings, with_flags
+from leafage.cli.sim_show import check_outputs
 from leafage.config import DEFAULT_MODEL
 from leafage.errors import InvalidParameterError
 
@@ -68,6 +69,7 @@ def calibrate(
     tensor_parallel
         With --trace: devices that shared the model.
     """
+    check_outputs(output, None)
     settings = engine_settings(flags)
     if trace is not None:
         _fit_trace(output, trace, model, name, hardware, tensor_parallel, settings)

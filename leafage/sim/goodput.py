@@ -85,7 +85,7 @@ def goodput(
     to grow. Compare only what has the same number of requests.
 
     Args:
-        tolerance: of the load, relative.
+        tolerance: of the load, relative: 1e-6 to 1.
 
     Raises:
         InvalidParameterError: a setting is wrong, or the workload has no rate.
@@ -93,6 +93,8 @@ def goodput(
     """
     if not 0 < share <= 1:
         raise InvalidParameterError("share is out of range", value=share, limit="above 0 to 1")
+    if not FINEST <= tolerance <= 1:
+        raise InvalidParameterError("tolerance is out of range", value=tolerance, limit=f"{FINEST:g} to 1")
     seeds = tuple(seeds)
     changed = [scenario.with_settings(settings) for settings in variants]
     drawn = [drawn_with(each, seeds) for each in changed]
@@ -111,6 +113,8 @@ def goodput(
     ]
 
 
+FINEST = 1e-6
+"""The smallest tolerance: a search for less would not end."""
 LOWEST = 2.0**-12
 """The load below which the search ends."""
 AT_ONCE = 0.02

@@ -14,7 +14,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -153,11 +153,21 @@ class Hardware:
                 value=", ".join(unknown),
                 limit=", ".join(sorted(names)),
             )
-        try:
-            return cls._of({"name": path.stem, **numbers})
-        except TypeError as error:
+        numbers = {"name": path.stem, **numbers}
+        required = [field.name for field in fields(cls) if field.default is MISSING]
+        if lacking := [each for each in required if each not in numbers]:
             raise InvalidParameterError(
-                f"the hardware file lacks a number: {error}", value=name, remedy="add it"
+                f"the hardware file lacks {', '.join(lacking)}", value=name, remedy="add what is missing"
+            )
+        try:
+            return cls._of(numbers)
+        except InvalidParameterError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise InvalidParameterError(
+                "the hardware file holds a value of the wrong kind",
+                value=f"{name}: {error}",
+                remedy="block_efficiency is a list of [block size, share, share], and steps an object",
             ) from error
 
     @classmethod

@@ -114,6 +114,8 @@ def _kind(name: str | Path) -> WorkloadKind:
         return WORKLOADS[str(name)]
     if Path(name).expanduser().is_file():
         return TRACE
+    if len(Path(name).parts) > 1 or Path(name).suffix:
+        raise InvalidParameterError("there is no such trace file", value=str(name), remedy="check the path")
     raise InvalidParameterError(
         "unknown workload",
         value=str(name),

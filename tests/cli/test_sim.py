@@ -66,6 +66,10 @@ def test_wrong_usage_points_to_the_help(leafage: Callable, words: list[str], mes
         (["compare", "kv=paged", "reserved-max"], "NAME=VALUE"),
         (["goodput", "--share", "2"], "share is out of range"),
         (["goodput", "--seeds", "0"], "seeds is out of range"),
+        (["goodput", "--tolerance", "0"], "tolerance is out of range"),
+        (["goodput", "--tolerance", "nan"], "tolerance is out of range"),
+        (["calibrate", "nowhere/machine.json"], "no such folder"),
+        (["run", "--trace", "nowhere.csv"], "there is no such trace file"),
     ],
 )
 def test_wrong_questions_are_one_line(

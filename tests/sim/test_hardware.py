@@ -45,14 +45,16 @@ def test_a_file_may_be_as_short_as_four_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({**NUMBERS, "flops": 0}, "flops is out of range; got 0"),
+        ({**NUMBERS, "flops": 0}, "^flops is out of range; got 0"),
         ({**NUMBERS, "flops": "fast"}, "flops is out of range"),
         ({**NUMBERS, "flops": True}, "flops is out of range"),
         ({**NUMBERS, "threads": -1}, "threads is out of range; got -1; limit: a number, 0 or more"),
         ({**NUMBERS, "memory_share": 1.5}, "memory_share is out of range; got 1.5; limit: above 0 to 1"),
         ({**NUMBERS, "watts": 5}, "unknown numbers; got 'watts'"),
-        ({"flops": 1.0}, "lacks a number"),
+        ({"flops": 1.0}, "lacks bandwidth, memory_bytes, host_bandwidth; got"),
         ([1, 2], "holds no object"),
+        ({**NUMBERS, "block_efficiency": 5}, "a value of the wrong kind"),
+        ({**NUMBERS, "block_efficiency": [["x", 1, 1]]}, "a value of the wrong kind"),
         ({**NUMBERS, "block_efficiency": [[16, 0.9, 0.9], [1, 0.5, 0.5]]}, "block_efficiency is no curve"),
         ({**NUMBERS, "block_efficiency": [[16, 1.9, 1.0]]}, "block_efficiency is out of range"),
         ({**NUMBERS, "steps": [1]}, "steps is no object"),

@@ -74,3 +74,9 @@ def test_the_guide_names_every_workload_setting_and_format(csv: Path) -> None:
     settings = {setting.name for name in (*WORKLOADS, csv) for setting in workload_settings(name)}
     for name in {*WORKLOADS, *FORMATS, *settings}:
         assert f"`{name}`" in guide, name
+
+
+@pytest.mark.parametrize("path", ["nowhere.csv", "folder/nowhere"])
+def test_a_path_without_a_file_is_called_one(path: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"there is no such trace file; got '{path}'"):
+        make_workload(path)
