@@ -45,7 +45,7 @@ def test_a_file_may_be_as_short_as_four_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({**NUMBERS, "flops": 0}, "^flops is out of range; got 0"),
+        ({**NUMBERS, "flops": 0}, "^hardware: flops is out of range; got 0"),
         ({**NUMBERS, "flops": "fast"}, "flops is out of range"),
         ({**NUMBERS, "flops": True}, "flops is out of range"),
         ({**NUMBERS, "threads": -1}, "threads is out of range; got -1; limit: a number, 0 or more"),
