@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from leafage.server.tools.gemma import GemmaParser
+from leafage.server.tools.granite import GraniteParser
 from leafage.server.tools.hermes import HermesParser
 from leafage.server.tools.llama3 import Llama3Parser
+from leafage.server.tools.mistral import MistralParser
 from leafage.server.tools.parser import ToolParser
 from leafage.server.tools.reasoning import THINK_CLOSE, THINK_OPEN
 
 AUTO = "auto"
 NONE = "none"
-PARSERS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3": Llama3Parser, "gemma": GemmaParser}
+PARSERS: dict[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3": Llama3Parser,
+    "gemma": GemmaParser,
+    "mistral": MistralParser,
+    "granite": GraniteParser,
+}
 TOOL_PARSERS = (AUTO, *PARSERS, NONE)
 TOOL_TEMPLATES = ("model", "hermes")
 REASONING_PARSERS = (AUTO, "think", NONE)
@@ -29,6 +37,10 @@ def choose_tool_parser(name: str, template: str) -> type[ToolParser] | None:
         return PARSERS.get(name)
     if HermesParser.opener in template and not any(mark in template for mark in _OTHER_USES):
         return HermesParser
+    if MistralParser.opener in template:
+        return MistralParser
+    if GraniteParser.opener in template and "<|start_of_role|>" in template:
+        return GraniteParser
     if Llama3Parser.opener in template or "<|start_header_id|>" in template:
         return Llama3Parser
     return GemmaParser if "<start_of_turn>" in template else None

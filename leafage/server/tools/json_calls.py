@@ -115,17 +115,33 @@ class JsonCall:
         return text
 
 
+class NamedCall(JsonCall):
+    """One whose name is known: its object is the arguments."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None)
+        self._known = name
+
+    def _arguments(self) -> tuple[int, int | None]:
+        return 0, len(self._object.text) if self._object.is_complete else None
+
+    def _read_name(self) -> str:
+        return self._known
+
+
 class JsonCallParser(ToolParser):
     """Calls as JSON objects, each behind a marker.
 
     Attributes:
         opener: the marker.
-        closer: what ends a call behind the marker; where it is missing, the object's end does.
+        list_opener: what opens a list of calls behind the marker, where they stand in one.
+        closer: what ends a call, or the list, behind the marker; where it is missing, the object's end does.
         separator: what a further call may follow instead of a marker.
         begins_bare: whether an answer may begin with a call without a marker, of a listed function.
     """
 
     opener: ClassVar[str]
+    list_opener: ClassVar[str] = ""
     closer: ClassVar[str] = ""
     separator: ClassVar[str] = ""
     begins_bare: ClassVar[bool] = False
@@ -135,6 +151,7 @@ class JsonCallParser(ToolParser):
         self._call = JsonCall(None)
         self._lead = ""
         self._is_bare = False
+        self._closes = True
 
     def _start(self, is_final: bool) -> bool:
         text = self._buffer.lstrip()
@@ -151,11 +168,33 @@ class JsonCallParser(ToolParser):
         index = self._buffer.find(self.opener)
         if index >= 0:
             self._content(self._take(index))
-            self._begin(self._take(len(self.opener)), is_bare=False)
+            lead = self._take(len(self.opener))
+            if self.list_opener:
+                self._lead, self._state = lead, self._in_list
+            else:
+                self._begin(lead, is_bare=False)
             return True
         held = 0 if is_final else partial_suffix(self._buffer, self.opener)
         self._content(self._take(len(self._buffer) - held))
         return False
+
+    def _in_list(self, is_final: bool) -> bool:
+        """Behind the marker, where a list may begin; a call may also stand alone."""
+        text = self._buffer.lstrip()
+        rest = text.removeprefix(self.list_opener).lstrip()
+        if rest.startswith("{"):
+            self._closes = text != rest
+            self._begin(self._lead + self._take(len(self._buffer) - len(rest)), is_bare=False)
+            return True
+        if rest or is_final:
+            return self._no_call()
+        return False
+
+    def _no_call(self) -> bool:
+        """The marker opened none: it is content."""
+        self._content(self._lead)
+        self._state = self._in_content
+        return True
 
     def _begin(self, lead: str, *, is_bare: bool) -> None:
         """A call may begin here, behind `lead`."""
@@ -184,21 +223,23 @@ class JsonCallParser(ToolParser):
 
     def _in_broken_call(self, is_final: bool) -> bool:
         """A call that was sent in part has ceased to be JSON: the rest of it goes to the client as it is."""
-        index = self._buffer.find(self.closer) if self.closer else -1
+        closer = self.closer if self._closes else ""
+        index = self._buffer.find(closer) if closer else -1
         if index >= 0:
             self._out.arguments(self._take(index))
             self._state = self._after_call
             return True
-        held = partial_suffix(self._buffer, self.closer) if self.closer and not is_final else 0
+        held = partial_suffix(self._buffer, closer) if closer and not is_final else 0
         self._out.arguments(self._take(len(self._buffer) - held))
         return False
 
     def _after_call(self, is_final: bool) -> bool:
         text = self._buffer.lstrip()
-        if self.closer and text.startswith(self.closer):
-            self._take(len(self._buffer) - len(text) + len(self.closer))
-        elif self.separator and text.startswith(self.separator):
-            rest = text[len(self.separator) :].lstrip()
+        closer, separator = (self.closer, self.separator) if self._closes else ("", "")
+        if closer and text.startswith(closer):
+            self._take(len(self._buffer) - len(text) + len(closer))
+        elif separator and text.startswith(separator):
+            rest = text[len(separator) :].lstrip()
             if rest.startswith("{"):
                 self._begin(self._take(len(self._buffer) - len(rest)), is_bare=self._is_bare)
                 return True
@@ -206,7 +247,7 @@ class JsonCallParser(ToolParser):
                 return False
             if not rest or rest.startswith(self.opener):
                 self._take(len(self._buffer) - len(rest))
-        elif self.closer.startswith(text) and not is_final:  # also where nothing came yet
+        elif closer.startswith(text) and not is_final:  # also where nothing came yet
             return False
         self._state = self._in_content
         return True

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import ClassVar
 
-from leafage.server.tools.message import DeltaCollector
+from leafage.server.tools.message import DeltaCollector, new_call_id
 
 
 class ToolParser(ABC):
@@ -32,6 +32,11 @@ class ToolParser(ABC):
         self._buffer = ""
         self._space = ""
         self._state: Callable[[bool], bool] = self._start
+
+    @staticmethod
+    def new_id() -> str:
+        """A fresh id of a call, as the model's chat template takes them back."""
+        return new_call_id()
 
     def push(self, text: str) -> None:
         """Go on with the text."""

@@ -21,7 +21,7 @@ class MessageParser:
         splits_reasoning: whether the model thinks inside tags.
         starts_in_reasoning: the prompt ends inside the opened tag.
         max_calls: later calls are left out; None: no limit.
-        new_id: makes the ids of calls.
+        new_id: makes the ids of calls; None: as the tool parser does.
     """
 
     def __init__(
@@ -32,8 +32,10 @@ class MessageParser:
         splits_reasoning: bool = False,
         starts_in_reasoning: bool = False,
         max_calls: int | None = None,
-        new_id: Callable[[], str] = new_call_id,
+        new_id: Callable[[], str] | None = None,
     ) -> None:
+        if new_id is None:
+            new_id = new_call_id if tool_parser is None else tool_parser.new_id
         self._out = DeltaCollector(max_calls=max_calls, new_id=new_id)
         self._tools = tool_parser(names, self._out) if tool_parser is not None else None
         self.splits_reasoning = splits_reasoning

@@ -101,6 +101,8 @@ def test_a_template_that_tells_calls_by_content_that_is_none() -> None:
         ("hermes", f'<tool_call>\n{{"arguments": {ARGUMENTS}, "name": "get_weather"}}\n</tool_call>'),
         ("llama3", f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}'),
         ("gemma3", '```tool_code\n[get_weather(city="Köln")]\n```'),
+        ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'),
+        ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"),
     ],
 )  # fmt: skip
 def test_a_conversation_with_a_call(name: str, answer: str) -> None:
@@ -151,7 +153,9 @@ def test_a_template_may_refuse() -> None:
 
 def test_tools_without_a_parser_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"no parser.*--tool-parser"):
-        encode(chat_format("granite"), [USER], TOOLS)
+        encode(
+            ChatFormat(tokenizer(), ChatTemplate("{{ tools }}", bos_token="", eos_token="")), [USER], TOOLS
+        )
     with pytest.raises(UnsupportedError, match="no parser"):
         encode(chat_format("qwen3", tool_parser="none"), [USER], TOOLS)
     assert "get_weather" in prompt(chat_format("granite", tool_parser="hermes"), [USER])

@@ -16,7 +16,8 @@ from tests.server.tools.formats import source
         ("hermes", "hermes", False),
         ("llama3", "llama3", False),
         ("gemma3", "gemma", False),
-        ("granite", None, True),
+        ("granite", "granite", True),
+        ("mistral", "mistral", False),
         ("chatml", None, False),
     ],
 )
