@@ -90,7 +90,7 @@ class ChatFormat:
             starts_in_reasoning = opens_reasoning(end)
         return MessageParser(
             self.tool_parser if tools.definitions else None,
-            tools.names,
+            tools.schemas,
             splits_reasoning=self.splits_reasoning,
             starts_in_reasoning=starts_in_reasoning,
             max_calls=tools.max_calls,

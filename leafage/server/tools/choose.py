@@ -8,6 +8,7 @@ from leafage.server.tools.hermes import HermesParser
 from leafage.server.tools.llama3 import Llama3Parser
 from leafage.server.tools.mistral import MistralParser
 from leafage.server.tools.parser import ToolParser
+from leafage.server.tools.qwen3_coder import Qwen3CoderParser
 from leafage.server.tools.reasoning import THINK_CLOSE, THINK_OPEN
 
 AUTO = "auto"
@@ -18,6 +19,7 @@ PARSERS: dict[str, type[ToolParser]] = {
     "gemma": GemmaParser,
     "mistral": MistralParser,
     "granite": GraniteParser,
+    "qwen3_coder": Qwen3CoderParser,
 }
 TOOL_PARSERS = (AUTO, *PARSERS, NONE)
 TOOL_TEMPLATES = ("model", "hermes")
@@ -37,6 +39,8 @@ def choose_tool_parser(name: str, template: str) -> type[ToolParser] | None:
         return PARSERS.get(name)
     if HermesParser.opener in template and not any(mark in template for mark in _OTHER_USES):
         return HermesParser
+    if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
+        return Qwen3CoderParser
     if MistralParser.opener in template:
         return MistralParser
     if GraniteParser.opener in template and "<|start_of_role|>" in template:

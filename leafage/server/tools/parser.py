@@ -16,7 +16,7 @@ class ToolParser(ABC):
     content. Whitespace around calls belongs to neither.
 
     Args:
-        names: the functions that the request listed.
+        names: the functions that the request listed; as a mapping, with the JSON Schemas of their arguments.
         out: where content and calls go.
 
     Attributes:

@@ -24,6 +24,12 @@ class ToolUse:
     names: frozenset[str] = frozenset()
     max_calls: int | None = None
 
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """JSON Schema of each function's arguments, by name; None where the request has none."""
+        functions = (tool["function"] for tool in self.definitions)
+        return {function["name"]: function.get("parameters") for function in functions}
+
     @classmethod
     def of(
         cls,

@@ -17,7 +17,7 @@ class MessageParser:
 
     Args:
         tool_parser: reads the model's tool calls; None: none are looked for.
-        names: the functions that the request listed.
+        names: the functions that the request listed, for the tool parser.
         splits_reasoning: whether the model thinks inside tags.
         starts_in_reasoning: the prompt ends inside the opened tag.
         max_calls: later calls are left out; None: no limit.

@@ -103,6 +103,8 @@ def test_a_template_that_tells_calls_by_content_that_is_none() -> None:
         ("gemma3", '```tool_code\n[get_weather(city="Köln")]\n```'),
         ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'),
         ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n"
+                        "</function>\n</tool_call>"),
     ],
 )  # fmt: skip
 def test_a_conversation_with_a_call(name: str, answer: str) -> None:

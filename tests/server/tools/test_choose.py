@@ -18,6 +18,7 @@ from tests.server.tools.formats import source
         ("gemma3", "gemma", False),
         ("granite", "granite", True),
         ("mistral", "mistral", False),
+        ("qwen3_coder", "qwen3_coder", False),
         ("chatml", None, False),
     ],
 )

@@ -21,6 +21,7 @@ PIECES = [
     *('{"name": "f", "arguments": {"x": 1}}', '{"name": "other", "parameters": {}}', LONG, '"}}', '"name"'),
     *('{"name": "get_weather"', ', "parameters": {', "[f(x=1)]", "get_weather(city='é')", "f(", "x=", "1"),
     *("[TOOL_CALLS]", "[TOOL_", "[ARGS]", "[CALL_ID]", "f[ARGS]{}", "<|tool_call|>", " [", "[{", "}]"),
+    *("<function=f>", "<function=other>", "</function>", "<parameter=x>", "</parameter>", "<func"),
     *("<think>", "</think>", "<thi", "nk>", " ", "\n", "word", "é", "null"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
