@@ -20,7 +20,15 @@ from leafage.engine.metrics import EngineMetrics, MonotonicClock, engine_stats
 from leafage.engine.output import OutputProcessor
 from leafage.engine.stop import StopStringCheck
 from leafage.errors import InvalidParameterError, ModelFileError, ModelNotFoundError, TemplateError
-from leafage.memory import MemoryPlan, check_swap_path, kv_manager, plan_memory, restore_cost, swap_store
+from leafage.memory import (
+    MemoryPlan,
+    check_memory_left,
+    check_swap_path,
+    kv_manager,
+    plan_memory,
+    restore_cost,
+    swap_store,
+)
 from leafage.resources import available_cpus
 from leafage.sim.hardware import Hardware
 
@@ -194,6 +202,7 @@ def assemble(config: EngineConfig, assets: Assets) -> Build:
         kv_bytes_per_token=model.program.kv.bytes_per_token(config.kv_dtype),
         context_length=info.context_length,
     )
+    check_memory_left(plan)
     threads, kernels = _threads(config), _kernels(config)
     clock = MonotonicClock()
     times = StepTimes(clock.now)

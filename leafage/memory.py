@@ -138,6 +138,22 @@ def plan_memory(
     )
 
 
+def check_memory_left(plan: MemoryPlan) -> None:
+    """Whether this machine can hold the KV pool, whose memory is taken only as requests fill it.
+
+    Raises:
+        InvalidParameterError: it is larger than the memory that is left.
+    """
+    left = available_memory()
+    if plan.kv_bytes > left:
+        raise InvalidParameterError(
+            "the KV pool is larger than the memory that is left",
+            value=plan.kv_bytes,
+            limit=f"{left} bytes",
+            remedy="lower kv_cache_bytes or kv_cache_tokens, or free memory",
+        )
+
+
 def kv_manager(config: EngineConfig, plan: MemoryPlan) -> KV:
     """The bookkeeping of the KV cache, as configured."""
     if config.kv == "paged":

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from leafage import memory
-from leafage.build import Assets
+from leafage.build import Assets, assemble
 from leafage.config import EngineConfig
 from leafage.core.arena import Buddy, FirstFit, Scattered
 from leafage.core.kv_manager import INDEXES, KVManager
 from leafage.core.reserved import ReservedKVManager
 from leafage.core.swap import RestoreCost
 from leafage.errors import InvalidParameterError
-from leafage.memory import MemoryPlan, kv_manager, plan_memory, restore_cost, swap_store
+from leafage.memory import MemoryPlan, check_memory_left, kv_manager, plan_memory, restore_cost, swap_store
 from leafage.sim.hardware import Hardware
 from leafage.tier.swap_store import FileSwapStore, HostSwapStore
 
@@ -73,6 +73,21 @@ def test_a_pool_in_bytes_is_a_ceiling() -> None:
 def test_what_cannot_fit_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         plan(**settings)
+
+
+def test_a_pool_larger_than_the_machine_is_refused(memory_left: None) -> None:
+    check_memory_left(plan(kv_cache_bytes=100 * MIB))
+    with pytest.raises(
+        InvalidParameterError,
+        match=r"memory that is left; got \d+; limit: 104857600 bytes\. Lower kv_cache_bytes",
+    ):
+        check_memory_left(plan(kv_cache_bytes=101 * MIB))
+
+
+@pytest.mark.real_model
+def test_an_engine_asks_for_no_more_than_there_is(assets: Assets) -> None:
+    with pytest.raises(InvalidParameterError, match="memory that is left"):
+        assemble(EngineConfig(kv_cache_bytes=1 << 55), assets)
 
 
 @pytest.mark.parametrize("kv", ["paged", "reserved-max", "reserved-oracle-buddy", "reserved-pow2-scattered"])

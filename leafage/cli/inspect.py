@@ -122,7 +122,7 @@ def _architecture(file: ModelFile) -> tuple[Any, Any]:
 def _plan(file: ModelFile, flags: dict[str, Any]) -> list[Row]:
     """The plan that an engine with these flags would start with."""
     from leafage.config import EngineConfig
-    from leafage.memory import plan_memory
+    from leafage.memory import check_memory_left, plan_memory
     from leafage.models.tensors import Tensors
 
     try:
@@ -136,6 +136,7 @@ def _plan(file: ModelFile, flags: dict[str, Any]) -> list[Row]:
             kv_bytes_per_token=bytes_per_token,
             context_length=shape.max_position,
         )
+        check_memory_left(plan)
     except LeafageError as error:
         return [("refused", str(error))]
     return [

@@ -61,6 +61,12 @@ def _check_media_type(request: Request) -> None:
             "Send the header Content-Type: application/json",
             status=415,
         )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(
+            f"the body must not be compressed; got content encoding {encoding[:100]!r}. Send it as it is",
+            status=415,
+        )
 
 
 def _check_numbers(data: bytes) -> None:

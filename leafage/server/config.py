@@ -184,8 +184,10 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _check_texts(name: str, values: object) -> None:
-    if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
-        raise InvalidParameterError(f"{name} must be a tuple of texts, none empty")
+    if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
+        raise InvalidParameterError(f"{name} must be a tuple of texts")
+    if not all(values):
+        raise InvalidParameterError(f"{name} must not be empty", remedy="leave it out, or give it a value")
 
 
 def _check_number(

@@ -17,7 +17,7 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from leafage.errors import LeafageError
 from leafage.server.config import ServerConfig
@@ -27,6 +27,9 @@ from leafage.server.lifecycle import Lifecycle
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers."""
 MAX_DISCARDED_BYTES = 1 << 20
+KEEP_ALIVE_SECONDS = 75
+"""For the next request of a connection: longer than clients (5 s) and proxies (60 s) keep one, so that it is
+they who end it, and not we while a request is on its way."""
 LINGER_SECONDS = 2.0
 """For the rest of what is no request."""
 FLUSH_SECONDS = 5
@@ -117,6 +120,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
             )
         )
@@ -232,6 +236,8 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _Unchunked
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -313,6 +319,20 @@ class Protocol(HttpToolsProtocol):
             self.transport.abort()  # the route is told as if the client had left
         else:
             self._watch_writing()
+
+
+class _Unchunked(RequestResponseCycle):
+    """Answers a client of HTTP/1.0, who knows no chunks: a body without a length ends with the connection."""
+
+    has_length = True
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            self.chunked_encoding = None if self.has_length else False
+        elif not self.has_length:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 def _bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:

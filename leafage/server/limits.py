@@ -22,6 +22,8 @@ OPEN_PATHS = ("/", "/docs", "/openapi.json")
 """Need no key, nor do those below OPEN_PREFIXES: they tell nothing about requests."""
 OPEN_PREFIXES = ("/health", "/live/static/", "/docs/static/")
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDLESS_PATHS = ("/live/events",)
+"""Of answers without an end, which have no head alone."""
 DISCARDED_BYTES = 64 << 20
 """Of the body of a request that was refused, at most."""
 
@@ -71,7 +73,7 @@ class ApiKeys:
 
 
 class Limits:
-    """ASGI middleware: turns away what may not come in, and counts a body while it arrives."""
+    """ASGI middleware: turns away what may not come in, counts a body while it arrives, takes HEAD as GET."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self.app = app
@@ -95,6 +97,8 @@ class Limits:
                 await _discard(receive)
             await error_response(error)(scope, receive, send)
             return
+        if scope["method"] == "HEAD" and scope["path"] not in ENDLESS_PATHS:
+            scope = {**scope, "method": "GET"}  # the protocol leaves the body out
         if scope["method"] != "POST":
             await self.app(scope, receive, send)
             return

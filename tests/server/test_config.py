@@ -53,6 +53,11 @@ def test_wrong_values_are_refused_by_name(name: str, value: Any) -> None:
         ServerConfig(**{**given, name: value})
 
 
+def test_an_empty_value_is_called_so() -> None:
+    with pytest.raises(InvalidParameterError, match=r"^api_key must not be empty\. Leave it out"):
+        ServerConfig(api_key=("",))
+
+
 def test_every_setting_is_refused_when_it_is_nonsense() -> None:
     """So none is forgotten in __post_init__."""
     for field in fields(ServerConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import time
@@ -169,6 +170,15 @@ def test_other_kinds_of_bodies(server: Server, kind: str | None) -> None:
 def test_kinds_of_json(server: Server, kind: str) -> None:
     body = {"prompt": "a", "max_tokens": 1}
     assert ask(server[1], COMPLETIONS, body, headers=(f"Content-Type: {kind}",)).status == 200
+
+
+def test_a_compressed_body_is_refused_by_name(server: Server) -> None:
+    data = gzip.compress(b'{"prompt": "a", "max_tokens": 1}')
+    answer = ask(server[1], COMPLETIONS, data, headers=("Content-Encoding: gzip",))
+    assert_refused(answer, 415)
+    assert "content encoding 'gzip'" in answer.error["message"]
+    body = {"prompt": "a", "max_tokens": 1}
+    assert ask(server[1], COMPLETIONS, body, headers=("Content-Encoding: identity",)).status == 200
 
 
 def test_names_that_are_ignored_cannot_break_the_header(tiny_assets: Assets) -> None:

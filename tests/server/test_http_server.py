@@ -16,7 +16,7 @@ from leafage.build import Assets
 from leafage.server.context import Context
 from leafage.server.http_server import ListenError, bind
 from tests.server.conftest import slow_down, tiny_server, until
-from tests.server.process import ask, connected, get, read_answer, request_bytes
+from tests.server.process import Answer, ask, connected, get, read_answer, request_bytes
 
 PATH = "/v1/completions"
 LONG = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True, "temperature": 0}
@@ -96,6 +96,44 @@ def test_requests_in_a_pipeline_are_answered_in_turn(hasty: Server) -> None:
         while piece := client.recv(1 << 16):
             text += piece
     assert re.findall(rb'"completion_tokens": ?(\d+)', text) == [b"3", b"1", b"2"]
+
+
+def test_a_connection_outlives_the_clients_patience(hasty: Server) -> None:
+    """Of httpx and others, who drop theirs after 5 s: never while a request is on its way."""
+    with connected(hasty[1]) as client:
+        for _ in range(2):
+            client.sendall(request_bytes("/version", b"", method="GET", close=False))
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            time.sleep(5.5)
+
+
+def _raw(port: int, data: bytes) -> Answer:
+    with connected(port) as client:
+        client.sendall(data)
+        return read_answer(client)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0_knows_no_chunks(hasty: Server, stream: bool) -> None:
+    body = {"prompt": "abc", "max_tokens": 3, "temperature": 0, "ignore_eos": True, "stream": stream}
+    data = request_bytes(PATH, body, close=False).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    answer = _raw(hasty[1], data)
+    assert answer.status == 200 and "transfer-encoding" not in answer.headers
+    assert ("content-length" in answer.headers) != stream
+    assert len(answer.events if stream else answer.json["choices"]) == (3 if stream else 1)
+
+
+@pytest.mark.parametrize("path", ["/", "/health/ready", "/metrics", "/v1/models", "/live/static/live.js"])
+def test_head_is_get_without_a_body(hasty: Server, path: str) -> None:
+    whole, head = get(hasty[1], path), ask(hasty[1], path, b"", method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize(("path", "status"), [("/live/events", 405), (PATH, 405), ("/nowhere", 404)])
+def test_what_has_no_head(hasty: Server, path: str, status: int) -> None:
+    assert ask(hasty[1], path, b"", method="HEAD").status == status
 
 
 # -- what goes out -----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.server.process import started
 from tests.server.soak.rig import serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = pytest.mark.soak
 
@@ -268,6 +268,8 @@ def test_waiting_and_preempted(smollm2_path: Path, window: Callable[..., Window]
             view.shot("swapped")
             narrow.shot("swapped")
             assert "needs" in view.text("#rows")
+            table = narrow.page.locator("#rows-box")
+            assert table.evaluate("box => box.scrollWidth <= box.clientWidth"), "columns are out of sight"
             assert sum(view.counts().values()) == 128
             assert view.number("#use .value") > 50
 
@@ -276,6 +278,7 @@ def test_waiting_and_preempted(smollm2_path: Path, window: Callable[..., Window]
 def test_chat(url: str, window: Callable[..., Window], size: tuple[int, int]) -> None:
     """Two turns: the second finds the first in the cache."""
     view = window(url, size)
+    view.page.route("**/v1/chat/completions", _of_bounded_length)
     view.until_status("idle")
     for question in (f"Tell me in two sentences what a leaf is. ({size[0]})", "And what is a tree?"):
         view.page.fill("#chat-text", question)
@@ -294,6 +297,11 @@ def test_chat(url: str, window: Callable[..., Window], size: tuple[int, int]) ->
     assert 0 < cached < prompt and cached > int(notes[0].split()[0])
     view.page.click("#chat-new")
     assert view.page.locator("#messages .assistant").count() == 0
+
+
+def _of_bounded_length(route: Route) -> None:
+    """What is drawn at random has no length that a test could wait for."""
+    route.continue_(post_data={**route.request.post_data_json, "max_tokens": 80})
 
 
 def test_an_answer_can_be_stopped(url: str, window: Callable[..., Window]) -> None:
