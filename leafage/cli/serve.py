@@ -60,6 +60,7 @@ def serve(
     """
     given = flags if model is None else {"model": model, **flags}
     settings = Settings((EngineConfig, ServerConfig), given, os.environ, config)
+    from leafage.engine.request_log import open_request_log
     from leafage.server.http_server import bind
     from leafage.server.tracing import check_installed
 
@@ -73,7 +74,7 @@ def serve(
             check_installed()
         if server_config.request_log is not None:
             with _writing(server_config.request_log) as path:
-                path.open("ab").close()  # now, not when the model is loaded
+                os.close(open_request_log(path))  # now, not when the model is loaded
     sockets = bind(server_config.host, server_config.port)
     url = _url(server_config.host, sockets[0].getsockname()[1])
     with settings.named():

@@ -61,6 +61,13 @@ def fitting_max_tokens(request: Request, kv: KV, *, max_seqs: int, max_model_len
     longest = kv.longest_output(num_prompt, num_seqs)
     capacity = (kv.num_blocks - kv.max_pinned_blocks) * kv.block_size
     many = f" and {_width_name(params)} = {num_seqs}" if num_seqs > 1 else ""
+    if longest < 1 and num_seqs > 1 and kv.longest_output(num_prompt, 1) >= 1:
+        raise RequestTooLargeError(
+            "so many sequences do not fit the KV cache",
+            value=f"{num_prompt} prompt tokens{many}",
+            limit=f"{capacity} tokens",
+            remedy=f"lower {_width_name(params)} or enlarge the KV cache",
+        )
     if longest < 1:
         raise RequestTooLargeError(
             "the prompt does not fit the KV cache",

@@ -1,6 +1,7 @@
 """The request log: what an engine served, without its text, for replay in the simulator.
 
-A file of JSON lines. Each start of an engine adds a header:
+A file of JSON lines. Each start of an engine adds a header; a file that was emptied begins with it
+again:
 
     leafage_request_log   version of the format, 1
     started               seconds since 1970; the times of the lines below count from here
@@ -32,9 +33,11 @@ cannot try texts against them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
+import stat
 import sys
 import threading
 import time
@@ -63,6 +66,26 @@ class RequestLogWarning(UserWarning):
     """Requests are missing in the log."""
 
 
+def open_request_log(path: str | Path) -> int:
+    """The file descriptor of a log to add to, which nobody else adds to while it is open.
+
+    Raises:
+        InvalidParameterError: another engine writes it: lines count their times from their engine's header.
+        OSError: it cannot be written.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise InvalidParameterError(
+            "request_log is being written by another engine", value=str(path), remedy="name another file"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    return file
+
+
 class RequestLog:
     """Writes the log of an engine. Made on any thread; lines are made on the engine's, and written on one of
     its own, so that no disk, however slow, holds up a step.
@@ -79,7 +102,7 @@ class RequestLog:
         num_lost: requests that could not be written. What was written of their lines is taken back.
 
     Raises:
-        InvalidParameterError: block_size or secret is out of range.
+        InvalidParameterError: block_size or secret is out of range, or another engine writes the file.
         OSError: the file cannot be written.
     """
 
@@ -105,15 +128,16 @@ class RequestLog:
         self._plain_tenants = plain_tenants
         self._secret = secret or os.urandom(32)
         self._metrics = metrics
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_request_log(path)
         header = {
             HEADER: VERSION,
             "started": now(),
             "block_size": block_size,
             "tenants": "plain" if plain_tenants else "hashed",
         }
+        self._header = _encode(header)
         try:
-            self._write(_encode(header))
+            self._write(self._header)
         except OSError:
             os.close(self._file)
             raise
@@ -162,12 +186,19 @@ class RequestLog:
     def _run(self) -> None:
         while (line := self._unwritten.get()) is not None:
             try:
+                if self._was_emptied():
+                    line = self._header + line
                 self._write(line)
             except OSError as error:  # a full disk must not stop the log: it may have room again
                 self._lose(str(error))
             self._unwritten.task_done()
         self._unwritten.task_done()
         os.close(self._file)
+
+    def _was_emptied(self) -> bool:
+        """As log rotation does that copies the file and truncates it."""
+        status = os.fstat(self._file)
+        return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
     def _write(self, line: bytes) -> None:
         """All of a line, or, when that fails, nothing of it."""

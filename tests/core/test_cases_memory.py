@@ -22,6 +22,17 @@ def test_m01_a_request_larger_than_the_cache_is_refused_at_once_and_blocks_nobod
     loop.assert_undisturbed(after)
 
 
+@pytest.mark.parametrize("reservation", [None, "max", "oracle"])
+def test_m01_more_sequences_than_fit_are_told_so(reservation: str | None) -> None:
+    """The prompt is not what is too long: one sequence of it would run."""
+    loop = Loop(4, 16, max_model_len=60, reservation=reservation)
+    told = r"n = 4'; limit: 64 tokens\. (Lower n\b|Set max_tokens to at most)"
+    with pytest.raises(RequestTooLargeError, match=told) as caught:
+        loop.add(range(20), max_tokens=20, n=4, temperature=1.0)
+    assert "shorten the prompt" not in str(caught.value).lower()
+    loop.add(range(20), max_tokens=20)
+
+
 def blocked_head(**options: object) -> tuple[Loop, str]:
     """A pool whose half runs long, a head that needs more than is left, and small requests behind it."""
     loop = Loop(64, 4, **options)  # type: ignore[arg-type]

@@ -71,6 +71,28 @@ def test_a_full_disk_harms_no_request_and_shows_in_the_metrics(tiny_assets: Asse
             assert samples(url)["request_log_lost_total"] == 3
 
 
+def test_two_servers_do_not_write_one_log(tiny_assets: Assets, tmp_path: Path) -> None:
+    """Times of lines count from the header above them."""
+    path = tmp_path / "requests.jsonl"
+    told = pytest.raises(InvalidParameterError, match="request_log is being written by another engine")
+    with logging_to(path, tiny_assets), told, logging_to(path, tiny_assets):
+        pass
+    with logging_to(path, tiny_assets) as (url, _):
+        httpx.post(f"{url}/v1/completions", json=BODY).raise_for_status()
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_log_that_was_copied_and_emptied_is_one_again(tiny_assets: Assets, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    with logging_to(path, tiny_assets) as (url, log):
+        for _ in range(2):
+            os.truncate(path, 0)
+            httpx.post(f"{url}/v1/completions", json=BODY).raise_for_status()
+            httpx.post(f"{url}/v1/completions", json=BODY).raise_for_status()
+            log.flush()
+            assert len(path.read_text().splitlines()) == 3 and len(list(TraceFile(str(path)))) == 2
+
+
 def test_a_log_that_cannot_be_written_is_refused_at_the_start(tiny_assets: Assets, tmp_path: Path) -> None:
     told = pytest.raises(InvalidParameterError, match="request_log cannot be written: No such file")
     with told, logging_to(tmp_path / "no" / "such" / "folder", tiny_assets):
