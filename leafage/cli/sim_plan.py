@@ -124,6 +124,6 @@ def _cells(size: Size, share: float, count: int) -> list[str]:
 
 def _list(console: Any, title: str, lines: Sequence[str]) -> None:
     if lines:
-        console.print(f"\n{title}", style="bold")
+        console.print(f"\n{title}", style="bold", soft_wrap=True)
         for line in lines:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)

@@ -166,11 +166,11 @@ def plan(
     """
     if not 0 < share <= 1:
         raise InvalidParameterError("share is out of range", value=share, limit="above 0 to 1")
-    on_progress("counting devices")
     size = partial(
         _size, scenario=scenario, slo=slo, share=share, max_devices=max_devices, max_requests=max_requests
     )
-    sizes = in_parallel(size, DEGREES, processes=processes)
+    counted = _counted("counting devices", on_progress)
+    sizes = in_parallel(size, DEGREES, processes=processes, on_progress=counted)
     if all(each.error for each in sizes):
         raise InvalidParameterError(
             f"{scenario.spec.name} cannot be served by {scenario.hardware.name}",
@@ -187,8 +187,7 @@ def plan(
     found = Plan(planned, slo, share, sizes, best, stress=stress)
     _tune(found, processes, on_progress)
     if found.changes and best.num_devices > 1:
-        on_progress("counting devices with these settings")
-        _count_again(found, max_requests, processes)
+        _count_again(found, max_requests, processes, on_progress)
     _weigh_paging(found, processes, on_progress)
     return found
 
@@ -199,7 +198,12 @@ def _smallest(sizes: Sequence[Size]) -> Size | None:
     return min(met, key=lambda each: (each.num_devices, each.tensor_parallel), default=None)
 
 
-def _count_again(found: Plan, max_requests: int, processes: int) -> None:
+def _counted(what: str, on_progress: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Tells of each tensor parallel degree that is done: a long trace takes minutes."""
+    return lambda done, total: on_progress(f"{what}: {done} of {total} tensor parallel degrees")
+
+
+def _count_again(found: Plan, max_requests: int, processes: int, on_progress: Callable[[str], None]) -> None:
     """Whether fewer devices do with the settings that were chosen."""
     assert found.best is not None
     size = partial(
@@ -210,7 +214,8 @@ def _count_again(found: Plan, max_requests: int, processes: int) -> None:
         max_devices=found.best.num_devices - 1,
         max_requests=max_requests,
     )
-    found.fewer = _smallest(in_parallel(size, DEGREES, processes=processes))
+    counted = _counted("counting devices with these settings", on_progress)
+    found.fewer = _smallest(in_parallel(size, DEGREES, processes=processes, on_progress=counted))
     if found.fewer is not None:
         found.scenario = replace(
             found.scenario,

@@ -43,8 +43,19 @@ def asked(rate: float, hardware: Hardware = SMALL) -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def found() -> Plan:
-    return plan(asked(300), slo=TIGHT, max_devices=8)
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def found(told: list[str]) -> Plan:
+    return plan(asked(300), slo=TIGHT, max_devices=8, on_progress=told.append)
+
+
+def test_progress_tells_what_is_done(found: Plan, told: list[str]) -> None:
+    done = [f"counting devices: {done} of 4 tensor parallel degrees" for done in range(5)]
+    assert told[:6] == [*done, "trying token budgets, block sizes, watermarks and policies"]
+    assert told[-1] == "comparing paged with reserved memory"
 
 
 def test_fewer_devices_do_not_meet_the_level(found: Plan) -> None:
