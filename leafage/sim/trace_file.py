@@ -71,6 +71,8 @@ class TraceFile(Generated):
         source = Source(str(self.path))
         object.__setattr__(self, "_num_requests", sum(1 for _ in self._rows(source)))
         object.__setattr__(self, "num_left_out", source.num_left_out)
+        if not len(self) and not self.start and self.end is None:
+            raise TraceFileError(f"{self.path} holds no request", remedy="give a file with requests")
         if not len(self):
             raise TraceFileError(
                 f"{self.path}: no request is left",

@@ -108,7 +108,7 @@ class Source:
             self.refuse(f"{name} {what}", value=int(number), limit="at least 1", remedy=CORRECT)
         if number > MAX_TOKENS:
             self.refuse(
-                f"{name} is too large to be true", value=int(number), limit=MAX_TOKENS, remedy=CORRECT
+                f"{name} is too large to be true", value=shown(value), limit=MAX_TOKENS, remedy=CORRECT
             )
         return int(number)
 

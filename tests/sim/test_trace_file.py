@@ -61,7 +61,7 @@ def test_memory_is_flat_in_the_length_of_the_file(tmp_path: Path) -> None:
     [
         ("", "trace.csv is empty. Give a file"),
         ("\n\n", "trace.csv is empty"),
-        (HEADER, "no request is left"),
+        (HEADER, "trace.csv holds no request. Give a file"),
         (
             "arrival_s,input_tokens\n0,1\n",
             "line 1: the format is not known; got 'arrival_s,input_tokens'; .*csv",
@@ -75,10 +75,14 @@ def test_memory_is_flat_in_the_length_of_the_file(tmp_path: Path) -> None:
         (HEADER + "nan,5,5\n", "line 2: arrival_s is not a finite number; got 'nan'"),
         (HEADER + "inf,5,5\n", "line 2: arrival_s is not a finite number"),
         (HEADER + "0,5.5,5\n", "line 2: input_tokens is not a whole number; got '5.5'"),
+        (
+            HEADER + "0,1e300,5\n",
+            "line 2: input_tokens is too large to be true; got '1e300'; limit: 16777216",
+        ),
         (HEADER + "0,,5\n", "line 2: input_tokens is not a finite number; got ''"),
         (
             HEADER + "0,5,99999999999\n",
-            "line 2: output_tokens is too large to be true; got 99999999999; limit: 16",
+            "line 2: output_tokens is too large to be true; got '99999999999'; limit: 16",
         ),
         (HEADER + "0,5\n", "line 2: columns are missing or too many; got 2; limit: 3"),
         (
