@@ -58,7 +58,8 @@ class ServerConfig:
         "refuse", "fields of a request that nobody knows: 'refuse', or 'ignore' and name them in a header"
     )
     tool_parser: str = _setting(
-        "auto", "format of tool calls: 'hermes' (Qwen too), 'llama3', 'gemma', 'none', or 'auto'"
+        "auto",
+        "format of tool calls: auto, hermes (Qwen too), llama3, gemma, mistral, granite, qwen3_coder or none",
     )
     tool_template: str = _setting(
         "model", "what tells the model of tools: its own chat template ('model'), or 'hermes'"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,10 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
 def test_unknown_parsers_are_refused(name: str) -> None:
     with pytest.raises(InvalidParameterError, match=f"unknown {name}; got 'x'; limit: .*, "):
         ServerConfig(**{name: "x"})
+
+
+def test_the_help_names_every_tool_parser() -> None:
+    from leafage.server.tools.choose import TOOL_PARSERS
+
+    [told] = [one.metadata["help"] for one in fields(ServerConfig) if one.name == "tool_parser"]
+    assert set(TOOL_PARSERS) <= set(re.findall(r"\w+", told))
