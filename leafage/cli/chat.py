@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from leafage.llm import LLM
 
 DEFAULT_MAX_TOKENS = 1024
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
+"""Of a chat with a model that recommends nothing."""
 HELP = """\
 /reset         forget the conversation
 /system TEXT   set the system message and begin anew; without TEXT, remove it
@@ -64,7 +66,7 @@ def chat(
     """
     sampling_params(flags, SamplingParams(), max_tokens=DEFAULT_MAX_TOKENS)
     with terminal.open_llm(model, engine_settings(flags)) as llm:
-        params = params_for(llm, flags, max_tokens=DEFAULT_MAX_TOKENS, temperature=0.7, top_p=0.9)
+        params = params_for(llm, flags, max_tokens=DEFAULT_MAX_TOKENS, **CHAT_SAMPLING)
         llm.build.encode_chat([{"role": "user", "content": "Hello"}])  # refuse a missing template now
         Conversation(llm, params, system).loop()
 

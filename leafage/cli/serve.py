@@ -194,6 +194,9 @@ def _fingerprint(build: Build) -> str:
 
 def _facts(build: Build) -> dict[str, Any]:
     """What the live page says of the engine, besides what it does."""
+    from leafage.cli.chat import CHAT_SAMPLING
+    from leafage.core.sampling_params import SamplingParams
+
     plan, config = build.plan, build.config
     return {
         "architecture": build.model.architecture,
@@ -205,6 +208,7 @@ def _facts(build: Build) -> dict[str, Any]:
         "block_bytes": plan.block_bytes,
         "num_swap_slots": plan.num_swap_slots,
         "weight_bytes": plan.weight_bytes,
+        "chat": CHAT_SAMPLING if build.default_sampling_params == SamplingParams() else {},
     }
 
 

@@ -301,6 +301,7 @@ def test_chat(url: str, window: Callable[..., Window], size: tuple[int, int]) ->
 
 def _of_bounded_length(route: Route) -> None:
     """What is drawn at random has no length that a test could wait for."""
+    assert route.request.post_data_json["temperature"] == 0.7  # as `leafage chat`
     route.continue_(post_data={**route.request.post_data_json, "max_tokens": 80})
 
 

@@ -8,9 +8,12 @@ const text = byId("chat-text");
 const send = byId("chat-send");
 
 let messages = [];
+let sampling = () => ({});
 let running = null; // the AbortController of the answer under way
 
-export function start() {
+/** sampling: gives the parameters that the server recommends for a chat. */
+export function start(given) {
+  sampling = given;
   byId("chat-form").addEventListener("submit", (event) => {
     event.preventDefault();
     if (running) running.abort();
@@ -50,7 +53,7 @@ async function answer(question) {
   let content = "";
   let trouble = "";
   try {
-    const body = { messages, stream: true, stream_options: { include_usage: true } };
+    const body = { ...sampling(), messages, stream: true, stream_options: { include_usage: true } };
     const response = await ask("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },

@@ -169,5 +169,5 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 
-chat.start();
+chat.start(() => facts.chat ?? {});
 run();
