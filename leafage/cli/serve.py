@@ -205,6 +205,7 @@ def _facts(build: Build) -> dict[str, Any]:
         "kv": config.kv,
         "prefix_index": config.prefix_index if config.has_prefix_cache else "none",
         "policy": config.policy,
+        "max_num_seqs": config.max_num_seqs,
         "block_bytes": plan.block_bytes,
         "num_swap_slots": plan.num_swap_slots,
         "weight_bytes": plan.weight_bytes,

@@ -274,6 +274,17 @@ def test_waiting_and_preempted(smollm2_path: Path, window: Callable[..., Window]
             assert view.number("#use .value") > 50
 
 
+def test_a_full_batch(tiny_folder: Path, window: Callable[..., Window]) -> None:
+    """Who waits for others to end does not wait for memory."""
+    with serving(str(tiny_folder), "--kv-cache-tokens", "65536", "--max-num-seqs", "4") as server:
+        view = window(server.url)
+        view.expected = "ERR_"
+        with traffic(server.url, [{"prompt": "abc", "max_tokens": 4000, "n": n} for n in (1, 3, 2)]):
+            view.until("one waits", lambda: view.page.locator("#rows tr.waiting").count() > 0)
+            assert "waits, the batch is full" in view.text("#rows tr.waiting")
+            assert "needs" not in view.text("#rows")
+
+
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_chat(url: str, window: Callable[..., Window], size: tuple[int, int]) -> None:
     """Two turns: the second finds the first in the cache."""

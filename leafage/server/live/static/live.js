@@ -43,7 +43,7 @@ const handlers = {
   },
   state(data) {
     tree.update(data, facts);
-    requests.update(data);
+    requests.update(data, facts);
     pool.update(data, facts, rss);
     peek.refresh();
   },

@@ -37,7 +37,8 @@ export class Requests {
     });
   }
 
-  update(state) {
+  update(state, facts) {
+    const places = facts.max_num_seqs - state.running.reduce((sum, r) => sum + r.sequences, state.num_running - state.running.length);
     const all = [...state.running, ...state.waiting, ...state.ended];
     const seen = new Set();
     const body = byId("rows");
@@ -46,7 +47,7 @@ export class Requests {
       seen.add(request.number);
       let row = this.rows.get(request.number);
       if (!row) this.rows.set(request.number, (row = this.row()));
-      this.fill(row, request);
+      this.fill(row, request, places);
       const next = place ? place.nextSibling : body.firstChild;
       if (row.node !== next) body.insertBefore(row.node, next);
       place = row.node;
@@ -90,7 +91,7 @@ export class Requests {
     return row;
   }
 
-  fill(row, request) {
+  fill(row, request, places) {
     const { cells, bar, node } = row;
     row.request = request;
     const ended = ENDED.has(request.state);
@@ -108,7 +109,10 @@ export class Requests {
     if (ended) say(note, request.state === "abort" || request.state === "error" ? WORDS[request.state] : "");
     else if (request.state === "prefill") say(note, `${count(request.computed)} of ${count(request.prompt)}`);
     else if (runs) say(note, request.sequences > 1 ? `${request.kind === "beam" ? "beams" : "n"} ${request.sequences}` : "");
-    else say(note, `${WORDS[request.state].split(",")[0]}, needs ${plural(request.blocks, "block")}`);
+    else {
+      const need = request.sequences > places ? "the batch is full (--max-num-seqs)" : `needs ${plural(request.blocks, "block")}`;
+      say(note, `${WORDS[request.state].split(",")[0]}, ${need}`);
+    }
     say(cells.cached, runs ? `${count(request.cached)} / ${count(request.prompt)}` : count(request.prompt));
     say(cells.output, request.output ? count(request.output) : "–");
     const speed = request.decode > 0 && request.generated > 1 ? (request.generated - 1) / request.decode : 0;
