@@ -63,7 +63,7 @@ def test_the_page_of_a_comparison_tells_errors_and_refusals() -> None:
 def test_the_page_of_a_search() -> None:
     config = {"kv_cache_tokens": 512, "max_model_len": 512}
     scenario = small_scenario(rate=60, num_requests=30, config=config)
-    found = goodput(scenario, [{"kv": "paged"}, {"kv": "reserved-max"}], slo=SHORT, seeds=(0,), tolerance=2)
+    found = goodput(scenario, [{"kv": "paged"}, {"kv": "reserved-max"}], slo=SHORT, seeds=(0,), tolerance=1)
     page = checked(goodput_page(scenario, found, SHORT, 0.9), plots=6)
     assert f"{found[1].rate.median:.3g} req/s" in page
     checked(goodput_page(scenario, found[:1], SLO(9, 9), 0.9), plots=5)
