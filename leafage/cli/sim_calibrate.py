@@ -200,7 +200,11 @@ def _print(hardware: Hardware, fit: Fit) -> None:
     for kind, error in fit.fitted.items():
         table.add_row(kind, *_cells(error), *_cells(fit.held_out.get(kind)))
     console.print(table)
-    console.print(f"left out as disturbed: {100 * fit.disturbed:.1f} % of the fitted steps", style="dim")
+    console.print(
+        f"left out as disturbed: {100 * fit.disturbed:.1f} % of the fitted steps; costs {100 * fit.lost:.1f} % "
+        "higher for the time that disturbances took",
+        style="dim",
+    )
 
 
 def _milliseconds(seconds: dict[int, float]) -> str:

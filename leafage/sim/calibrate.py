@@ -31,6 +31,8 @@ MOST_SEQUENCES = 128
 """In a step; what more of them cost goes on as it rose."""
 OUTLIER = 1.0
 """A step that took longer than predicted by more than this share was disturbed, and is not fitted."""
+LONGEST_DISTURBANCE = 10.0
+"""Of a disturbed step at most so many times its predicted seconds count: one long stall is an accident."""
 KINDS = ("decode", "prompt", "mixed")
 
 
@@ -71,12 +73,15 @@ class Fit:
     Attributes:
         fitted, held_out: by kind of step (KINDS, and "all"), those that there were.
         disturbed: share of the fitted scenarios' steps that were left out as outliers.
+        lost: what disturbed steps took beyond their prediction, over the predicted seconds of all steps. The
+            costs are longer by this share, for steps to come will be disturbed as often.
     """
 
     costs: StepCosts
     fitted: dict[str, Error]
     held_out: dict[str, Error]
     disturbed: float
+    lost: float
 
 
 class Scenarios:
@@ -276,13 +281,24 @@ def fit(spec: LLMSpec, block_size: int, steps: Sequence[Step], held_out: Sequenc
         raise InvalidParameterError("too few steps to fit", value=len(steps), limit="at least 100")
     found, kept = _solve(spec, block_size, steps)
     outside = errors(found, held_out)
-    both, _ = _solve(spec, block_size, [*steps, *held_out])
+    everything = [*steps, *held_out]
+    both, undisturbed = _solve(spec, block_size, everything)
+    lost = _lost(both, everything, undisturbed)
     return Fit(
-        costs=replace(both, error=outside["all"].mean if outside else 0.0),
+        costs=replace(both.scaled(1 + lost), error=outside["all"].mean if outside else 0.0),
         fitted=errors(found, [step for step, keep in zip(steps, kept, strict=True) if keep]),
         held_out=outside,
         disturbed=1 - float(np.mean(kept)),
+        lost=lost,
     )
+
+
+def _lost(costs: StepCosts, steps: Sequence[Step], kept: NDArray[np.bool_]) -> float:
+    """Seconds beyond the prediction that the steps not kept took, over the predicted seconds of all."""
+    measured_steps = MeasuredSteps(costs)
+    predicted = np.array([measured_steps.seconds_of(step.load) for step in steps])
+    measured = np.minimum([step.seconds for step in steps], LONGEST_DISTURBANCE * predicted)
+    return float(np.sum((measured - predicted)[~kept]) / np.sum(predicted))
 
 
 def _solve(spec: LLMSpec, block_size: int, steps: Sequence[Step]) -> tuple[StepCosts, NDArray[np.bool_]]:

@@ -108,6 +108,7 @@ class StepCosts:
             per_item=factor * self.per_item,
             per_context=factor * self.per_context,
             per_pair=factor * self.per_pair,
+            per_start=factor * self.per_start,
         )
 
     @property

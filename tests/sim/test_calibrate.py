@@ -71,6 +71,17 @@ def test_disturbed_steps_are_left_out() -> None:
     assert found.fitted["all"].count == 1900
 
 
+def test_costs_contain_the_time_that_disturbances_take() -> None:
+    """Runs to come are disturbed as often: their sum must be right, but for a stall that is an accident."""
+    disturbed = [replace(step, seconds=3 * step.seconds) for step in steps(100, 2)]
+    everything = [*steps(1900, 0), *disturbed]
+    found = fit(SPEC, 16, everything, [])
+    assert found.lost == pytest.approx(0.1, abs=0.01)
+    assert errors(found.costs, everything)["all"].bias == pytest.approx(0, abs=0.002)
+    stall = replace(disturbed[0], seconds=1000.0)
+    assert fit(SPEC, 16, [*everything, stall], []).lost == pytest.approx(found.lost, rel=0.1)
+
+
 def test_held_out_steps_are_fitted_once_their_error_is_told() -> None:
     """Costs that change beyond what the first steps reach are known afterwards."""
     held_out = [step for step in steps(600, 4) if step.load.rows > 20]
