@@ -201,8 +201,8 @@ def _print(hardware: Hardware, fit: Fit) -> None:
         table.add_row(kind, *_cells(error), *_cells(fit.held_out.get(kind)))
     console.print(table)
     console.print(
-        f"left out as disturbed: {100 * fit.disturbed:.1f} % of the fitted steps; costs {100 * fit.lost:.1f} % "
-        "higher for the time that disturbances took",
+        f"left out as disturbed: {100 * fit.disturbed:.1f} % of the fitted steps; "
+        f"costs {100 * fit.lost:.1f} % higher for the time that disturbances took",
         style="dim",
     )
 
