@@ -13,6 +13,7 @@ from starlette.responses import Response
 from leafage.server.errors import ApiError
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+SHARED = "leafage.server"
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -20,11 +21,13 @@ CONTENT_SECURITY_POLICY = (
 
 
 def page_file(request: Request, package: str, name: str) -> Response:
-    """A file of the folder `static` of a package.
+    """A file of the folder `static` of a page's package, or of the folder that all pages share.
 
     Raises:
         ApiError: there is none by that name.
     """
+    if name not in _names(package):
+        package = SHARED
     if name not in _names(package):
         raise ApiError(f"the page has no file {name[:100]!r}", status=404)
     body, tag = _read(package, name)
