@@ -38,7 +38,13 @@ export class Requests {
   }
 
   update(state, facts) {
-    const places = facts.max_num_seqs - state.running.reduce((sum, r) => sum + r.sequences, state.num_running - state.running.length);
+    // Nobody passes who waits for a place, so all behind wait for places, too.
+    let places = facts.max_num_seqs - state.running.reduce((sum, r) => sum + r.sequences, state.num_running - state.running.length);
+    const outside = new Set();
+    for (const request of state.waiting) {
+      places -= request.sequences;
+      if (places < 0) outside.add(request.number);
+    }
     const all = [...state.running, ...state.waiting, ...state.ended];
     const seen = new Set();
     const body = byId("rows");
@@ -47,7 +53,7 @@ export class Requests {
       seen.add(request.number);
       let row = this.rows.get(request.number);
       if (!row) this.rows.set(request.number, (row = this.row()));
-      this.fill(row, request, places);
+      this.fill(row, request, outside.has(request.number));
       const next = place ? place.nextSibling : body.firstChild;
       if (row.node !== next) body.insertBefore(row.node, next);
       place = row.node;
@@ -91,7 +97,7 @@ export class Requests {
     return row;
   }
 
-  fill(row, request, places) {
+  fill(row, request, outside) {
     const { cells, bar, node } = row;
     row.request = request;
     const ended = ENDED.has(request.state);
@@ -110,7 +116,7 @@ export class Requests {
     else if (request.state === "prefill") say(note, `${count(request.computed)} of ${count(request.prompt)}`);
     else if (runs) say(note, request.sequences > 1 ? `${request.kind === "beam" ? "beams" : "n"} ${request.sequences}` : "");
     else {
-      const need = request.sequences > places ? "the batch is full (--max-num-seqs)" : `needs ${plural(request.blocks, "block")}`;
+      const need = outside ? "the batch is full (--max-num-seqs)" : `needs ${plural(request.blocks, "block")}`;
       say(note, `${WORDS[request.state].split(",")[0]}, ${need}`);
     }
     say(cells.cached, runs ? `${count(request.cached)} / ${count(request.prompt)}` : count(request.prompt));
