@@ -30,7 +30,8 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches top_p, in (0, 1].
         top_k: keep the k most likely tokens; 0 keeps all.
         min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
-        repetition_penalty: divide positive, multiply negative logits of seen tokens (prompt and output).
+        repetition_penalty: divide positive, multiply negative logits of seen tokens (prompt and output); in
+            [0.01, 100]: less would take logits out of float32.
         presence_penalty, frequency_penalty: subtracted from logits of output tokens, in [-2, 2].
         seed: the generator's key; None lets the engine draw one, reported in CompletionOutput.seed.
         stop: strings that end the text (not part of it unless include_stop_str_in_output).
@@ -91,7 +92,7 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         _check_int("top_k", self.top_k, 0, MAX_TOP_K)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:

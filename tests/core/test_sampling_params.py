@@ -29,6 +29,7 @@ from leafage.errors import InvalidParameterError
         ("top_k", -2),
         ("min_p", 1.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-203),  # logits over it are infinite: a failed request, not a refused one
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("seed", -1),

@@ -154,7 +154,8 @@ class Drawing(Strict):
         ),
     ] = None
     repetition_penalty: Annotated[
-        float | None, Field(description="divides the logits of tokens that prompt or answer have; 1: none")
+        float | None,
+        Field(description="divides the logits of tokens that prompt or answer have, 0.01 to 100; 1: none"),
     ] = None
     stop_token_ids: Annotated[
         List[int] | None, Field(description="tokens that end an answer, beside the model's own")
