@@ -68,7 +68,7 @@ def test_as_dict_is_read_back() -> None:
 
 
 def test_on_a_slower_machine_every_part_takes_longer() -> None:
-    load = Load(tokens=3, rows=3, items=7, pairs=150, decode_context=100)
+    load = Load(tokens=3, rows=3, items=7, pairs=150, decode_context=100, starts=1)
     once = MeasuredSteps(COSTS).seconds_of(load)
     assert MeasuredSteps(COSTS.scaled(1.5)).seconds_of(load) == pytest.approx(1.5 * once)
     assert COSTS.scaled(2.0).error == COSTS.error
